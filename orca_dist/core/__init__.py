@@ -1,0 +1,31 @@
+"""The pure heart: request pool, memory, batching and Algorithm 1 of the Orca paper.
+
+Standard library only, and no clock: `now` is an argument. The same Scheduler
+object runs in the server and in the simulator; same events in, same plans out.
+"""
+
+from orca_dist.core.events import Output
+from orca_dist.core.kv import Memory, NeverFits, ReserveMemory
+from orca_dist.core.plan import Admit, Plan, PlanResult
+from orca_dist.core.policy import Forming
+from orca_dist.core.request import FinishReason, Phase, Request, Sampling
+from orca_dist.core.scheduler import Scheduler, SchedulerConfig
+from orca_dist.core.split import split_layers
+
+__all__ = [
+    "Admit",
+    "FinishReason",
+    "Forming",
+    "Memory",
+    "NeverFits",
+    "Output",
+    "Phase",
+    "Plan",
+    "PlanResult",
+    "Request",
+    "ReserveMemory",
+    "Sampling",
+    "Scheduler",
+    "SchedulerConfig",
+    "split_layers",
+]

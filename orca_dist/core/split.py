@@ -1,0 +1,40 @@
+"""Which layers each stage holds: contiguous, every layer once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def split_layers(
+    num_layers: int, num_stages: int, sizes: Sequence[int] | None = None
+) -> list[range]:
+    """Ranges of layers, one a stage.
+
+    Without `sizes` they differ by at most one, the longer ones first. Raises
+    ValueError with the numbers when a stage would hold no layer or the sizes
+    don't add up.
+    """
+    if not 1 <= num_stages <= num_layers:
+        raise ValueError(
+            f"stages = {num_stages}: a model of {num_layers} layers takes 1 to {num_layers} stages"
+        )
+    if sizes is None:
+        base, longer = divmod(num_layers, num_stages)
+        sizes = [base + (stage < longer) for stage in range(num_stages)]
+    _check_sizes(sizes, num_layers, num_stages)
+    ends = [sum(sizes[: stage + 1]) for stage in range(num_stages)]
+    return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+
+def _check_sizes(sizes: Sequence[int], num_layers: int, num_stages: int) -> None:
+    text = ",".join(map(str, sizes))
+    if len(sizes) != num_stages:
+        raise ValueError(
+            f"split = {text}: {len(sizes)} sizes for {num_stages} stages; give one a stage"
+        )
+    if min(sizes) < 1:
+        raise ValueError(f"split = {text}: every stage needs at least one layer")
+    if sum(sizes) != num_layers:
+        raise ValueError(
+            f"split = {text}: adds up to {sum(sizes)} layers, the model has {num_layers}"
+        )

@@ -1,0 +1,118 @@
+"""A model's shapes, from Hugging Face's config.json. Pure: takes the parsed document.
+
+Both spellings of the rotary settings are read: `rope_parameters` (transformers 5)
+and `rope_theta` + `rope_scaling` (older). What isn't supported is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orca_dist.errors import ModelError
+
+SUPPORTED_MODEL_TYPES = ("llama",)
+SUPPORTED_ROPE_TYPES = ("default",)
+SUPPORTED_ACTIVATIONS = ("silu", "swish")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """Sizes in elements; `max_model_len` in tokens; `dtype` as the file says."""
+
+    model_type: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_model_len: int
+    rms_norm_eps: float
+    rope_theta: float
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+
+    def kv_bytes_per_token(self, itemsize: int) -> int:
+        """Keys and values of one token over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
+
+
+def load_spec(folder: Path) -> ModelSpec:
+    """Reads `folder`/config.json; raises ModelError naming the file and what is wrong."""
+    path = folder / "config.json"
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path} does not exist: give a Hugging Face model folder") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} can't be read: {error}") from None
+    return parse_spec(document)
+
+
+def parse_spec(config: Mapping[str, Any]) -> ModelSpec:
+    """The spec of a config.json document."""
+    _refuse_unsupported(config)
+    hidden, heads = _required(config, "hidden_size"), _required(config, "num_attention_heads")
+    return ModelSpec(
+        model_type=config["model_type"],
+        num_layers=_required(config, "num_hidden_layers"),
+        hidden_size=hidden,
+        intermediate_size=_required(config, "intermediate_size"),
+        num_heads=heads,
+        num_kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or hidden // heads,
+        vocab_size=_required(config, "vocab_size"),
+        max_model_len=config.get("max_position_embeddings", 2048),
+        rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+        rope_theta=float(_rope(config).get("rope_theta", 10000.0)),
+        tie_word_embeddings=config.get("tie_word_embeddings", False),
+        attention_bias=config.get("attention_bias", False),
+        mlp_bias=config.get("mlp_bias", False),
+        eos_token_ids=token_ids(config.get("eos_token_id")),
+        dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
+    )
+
+
+def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
+    """config.json's eos_token_id: absent, one id or a list of them."""
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _required(config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or value < 1:
+        raise ModelError(f"config.json: {key} = {value!r}: needs a positive whole number")
+    return value
+
+
+def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotary settings, whichever way the file spells them."""
+    rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
+    rope.setdefault("rope_theta", config.get("rope_theta") or 10000.0)
+    rope.setdefault("rope_type", rope.get("type", "default"))
+    return rope
+
+
+def _refuse_unsupported(config: Mapping[str, Any]) -> None:
+    _one_of("model_type", config.get("model_type"), SUPPORTED_MODEL_TYPES)
+    _one_of("rope_type", _rope(config)["rope_type"], SUPPORTED_ROPE_TYPES)
+    _one_of("hidden_act", config.get("hidden_act", "silu"), SUPPORTED_ACTIVATIONS)
+    if config.get("quantization_config"):
+        raise ModelError("config.json: quantization_config: quantised checkpoints can't be loaded")
+
+
+def _one_of(key: str, value: object, supported: tuple[str, ...]) -> None:
+    if value not in supported:
+        raise ModelError(
+            f"config.json: {key} = {value!r} is not supported; supported: {', '.join(supported)}"
+        )
