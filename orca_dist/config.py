@@ -1,0 +1,126 @@
+"""Every knob, once: flags, YAML keys, --help and docs/cli.md derive from these fields.
+
+A field's doc string is its help text. Frozen: what is settled at start (the
+model's length, the layer split) lives elsewhere. Times are float seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from orca_dist.core import Forming
+from orca_dist.errors import ConfigError
+
+
+class Launcher(StrEnum):
+    """Who starts and watches the stages."""
+
+    RAY = "ray"
+    LOCAL = "local"
+
+
+class DeviceKind(StrEnum):
+    """Where a stage computes."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Dtype(StrEnum):
+    """Of weights, activations and KV."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The pipeline and its schedule."""
+
+    stages: int = 2
+    """Pipeline stages: each holds a contiguous block of layers on its own device."""
+    split: tuple[int, ...] = ()
+    """Layers of each stage, e.g. 8 7 7 8; by default they differ by at most one."""
+    launcher: Launcher = Launcher.RAY
+    """Start stages as Ray actors, or as processes of this machine."""
+    ray_address: str = ""
+    """Ray cluster to join (host:port, or auto); empty: a private one on this machine."""
+    device: DeviceKind = DeviceKind.AUTO
+    """Where stages compute; auto: CUDA where there is a GPU, else CPU."""
+    dtype: Dtype = Dtype.AUTO
+    """Of weights, activations and KV; auto: the checkpoint's own on GPUs and on CPUs with
+    fast bfloat16, else float32."""
+    max_batch_size: int = 32
+    """Most requests in one batch; inflight times as many can run."""
+    max_batch_tokens: int = 2048
+    """Most tokens in one iteration; a longer prompt runs alone."""
+    max_model_len: int | None = None
+    """Most tokens of a request, prompt and answer together; by default the model's own length."""
+    inflight: int | None = None
+    """Most batches in the pipeline at once (the paper's n_workers); by default one a stage."""
+    forming: Forming = Forming.BALANCED
+    """How batches are sized: shared out over the pipeline, or filled up as in the paper."""
+    min_chunk: int = 256
+    """Prompt tokens that a balanced batch may always take."""
+    block_size: int = 16
+    """KV slots in a block."""
+    kv_tokens: int | None = None
+    """KV slots of the pipeline; by default what memory_share allows."""
+    memory_share: float = 0.25
+    """Share of a node's memory that KV may take."""
+    cpus_per_stage: float | None = None
+    """CPUs that a stage reserves in Ray and threads it computes with; by default an equal share."""
+    max_queue: int = 1024
+    """Most requests waiting for their first iteration; more are refused at once."""
+    start_timeout_s: float = 180.0
+    """Longest wait for all stages to be placed, loaded and connected."""
+    heartbeat_s: float = 5.0
+    """A stage that is silent for this long is lost."""
+    step_limit_s: float = 60.0
+    """A stage that computes one iteration for longer than this hangs, and is lost."""
+    link_timeout_s: float = 300.0
+    """Longest wait of one stage for another on the data plane."""
+
+    def check(self) -> None:
+        """Raises ConfigError naming the first field that is out of its range."""
+        for name in ("stages", "max_batch_size", "max_batch_tokens", "block_size", "min_chunk"):
+            _at_least_one(name, getattr(self, name))
+        for name in ("max_model_len", "inflight", "kv_tokens", "max_queue"):
+            if getattr(self, name) is not None:
+                _at_least_one(name, getattr(self, name))
+        for name in ("start_timeout_s", "heartbeat_s", "step_limit_s", "link_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} = {getattr(self, name)}: must be more than 0")
+        if self.cpus_per_stage is not None and not self.cpus_per_stage > 0:
+            raise ConfigError(f"cpus_per_stage = {self.cpus_per_stage}: must be more than 0")
+        if not 0 < self.memory_share <= 1:
+            raise ConfigError(f"memory_share = {self.memory_share}: must be in (0, 1]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The gRPC front."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 50051
+    """Port to listen on; 0 picks a free one."""
+    served_model_name: str = ""
+    """Name that clients see; by default the model folder's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """What goes to stderr."""
+
+    log_level: str = "info"
+    """debug, info, warning or error."""
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(f"{name} = {value}: must be at least 1")

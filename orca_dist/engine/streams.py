@@ -1,0 +1,190 @@
+"""The front's only way to the engine master: one stream a request.
+
+Lives on the front's asyncio loop; the master lives on its own thread. Requests
+go over as calls that only enqueue; tokens of a whole iteration come back in one
+hand-off. Knows nothing of text and nothing of gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol
+
+from orca_dist.core import FinishReason, Output, Request
+from orca_dist.errors import (
+    DuplicateRequest,
+    InvalidRequest,
+    OrcaError,
+    PipelineLost,
+    QueueFull,
+    RequestCancelled,
+    RequestFailed,
+)
+from orca_dist.params import SamplingParams
+
+
+class Master(Protocol):
+    """What the front may say to the engine master; every call returns at once."""
+
+    def submit(self, request: Request) -> None: ...
+    def cancel(self, request_id: int) -> None: ...
+    def finish(self, request_id: int, num_tokens: int) -> None: ...
+
+
+class RequestStream:
+    """The outputs of one request, in order. Iterate it, and `close()` it in a `finally`."""
+
+    def __init__(self, key: int, request_id: str, num_prompt_tokens: int, streams: EngineStreams):
+        self.key = key
+        self.request_id = request_id
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_tokens = 0  # generated and handed out so far
+        self.reason: FinishReason | None = None
+        self._streams = streams
+        self._outputs: deque[Output | OrcaError] = deque()
+        self._arrived = asyncio.Event()
+
+    def __aiter__(self) -> AsyncIterator[Output]:
+        return self
+
+    async def __anext__(self) -> Output:
+        """The next output; raises the error that ended the request."""
+        while not self._outputs:
+            if self.reason is not None:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        item = self._outputs.popleft()
+        if isinstance(item, OrcaError):
+            self.reason = FinishReason.ERROR
+            raise item
+        self.num_tokens += len(item.tokens)
+        self.reason = item.reason
+        return item
+
+    def finish(self, num_tokens: int) -> None:
+        """End the request after `num_tokens` generated ones (a stop string was met)."""
+        self._streams.finish(self, num_tokens)
+
+    def close(self) -> None:
+        """Give the request back if it hasn't ended. Any number of times."""
+        self._streams.close(self)
+
+    def put(self, item: Output | OrcaError) -> None:
+        self._outputs.append(item)
+        self._arrived.set()
+
+
+class EngineStreams:
+    """Opens streams and deals out what the master hands over. One loop only."""
+
+    def __init__(
+        self,
+        *,
+        master: Master,
+        vocab_size: int,
+        max_model_len: int,
+        kv_tokens: int,
+        eos_token_ids: frozenset[int],
+        max_queue: int,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.max_len = min(max_model_len, kv_tokens)
+        self.eos_token_ids = eos_token_ids
+        self._max_queue = max_queue
+        self._master = master
+        self._keys = itertools.count(1)
+        self._live: dict[int, RequestStream] = {}
+        self._names: dict[str, int] = {}
+        self._num_waiting = 0
+        self._started: set[int] = set()
+        self._lost: PipelineLost | None = None
+
+    def open(
+        self, *, prompt: Sequence[int], params: SamplingParams, request_id: str = ""
+    ) -> RequestStream:
+        """Submit a request; raises the OrcaError that says why it can't be served."""
+        if self._lost:
+            raise self._lost
+        if request_id and request_id in self._names:
+            raise DuplicateRequest(f"request_id {request_id!r} is in use by a live request")
+        if len(self._live) - len(self._started) >= self._max_queue:
+            raise QueueFull(f"{self._max_queue} requests are waiting already; try again later")
+        request = self._request(prompt, params)
+        stream = RequestStream(request.id, request_id or f"r{request.id}", len(prompt), self)
+        self._live[request.id] = stream
+        self._names[stream.request_id] = request.id
+        self._master.submit(request)
+        return stream
+
+    def finish(self, stream: RequestStream, num_tokens: int) -> None:
+        if stream.key in self._live:
+            self._forget(stream)
+            self._master.finish(stream.key, num_tokens)
+
+    def close(self, stream: RequestStream) -> None:
+        if stream.key in self._live:
+            self._forget(stream)
+            self._master.cancel(stream.key)
+            stream.put(RequestCancelled(f"request {stream.request_id} was cancelled"))
+
+    def deliver(self, outputs: Sequence[Output]) -> None:
+        """All outputs of one iteration, on the front's loop."""
+        for output in outputs:
+            stream = self._live.get(output.id)
+            if stream is None:
+                continue
+            self._started.add(output.id)
+            if output.reason:
+                self._forget(stream)
+            if output.reason is FinishReason.ERROR:
+                stream.put(RequestFailed(output.message))
+            else:
+                stream.put(output)
+
+    def lose(self, error: PipelineLost) -> None:
+        """The pipeline is gone: every live request ends with this error, new ones too."""
+        self._lost = error
+        for stream in list(self._live.values()):
+            self._forget(stream)
+            stream.put(error)
+
+    def _forget(self, stream: RequestStream) -> None:
+        del self._live[stream.key]
+        del self._names[stream.request_id]
+        self._started.discard(stream.key)
+
+    def _request(self, prompt: Sequence[int], params: SamplingParams) -> Request:
+        params.check()
+        self._check_prompt(prompt)
+        room = self.max_len - len(prompt)
+        seed = secrets.randbits(64)
+        return Request(
+            id=next(self._keys),
+            prompt=tuple(prompt),
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            sampling=params.settled(seed),
+            stop_ids=frozenset() if params.ignore_eos else self.eos_token_ids,
+        )
+
+    def _check_prompt(self, prompt: Sequence[int]) -> None:
+        if not prompt:
+            raise InvalidRequest("prompt", "is empty; give at least one token")
+        for token in prompt:
+            if not 0 <= token < self.vocab_size:
+                raise InvalidRequest(
+                    "token_ids", f"{token} is not in the vocabulary of {self.vocab_size} ids"
+                )
+        if len(prompt) >= self.max_len:
+            raise InvalidRequest(
+                "prompt",
+                f"{len(prompt)} tokens leave no room for an answer: prompt and answer together "
+                f"take at most {self.max_len} (max_model_len)",
+            )
+
+
+Deliver = Callable[[Sequence[Output]], None]
