@@ -1,0 +1,21 @@
+"""Clients of the generate service, blocking and asyncio. Needs neither torch nor ray."""
+
+from orca_dist.client.async_client import AsyncClient
+from orca_dist.client.channel import DEFAULT_ADDRESS
+from orca_dist.client.errors import DeadlineExceeded, ServerUnavailable
+from orca_dist.client.results import Chunk, Completion, ServerInfo, StageInfo, Usage, joined
+from orca_dist.client.sync_client import Client
+
+__all__ = [
+    "DEFAULT_ADDRESS",
+    "AsyncClient",
+    "Chunk",
+    "Client",
+    "Completion",
+    "DeadlineExceeded",
+    "ServerInfo",
+    "ServerUnavailable",
+    "StageInfo",
+    "Usage",
+    "joined",
+]

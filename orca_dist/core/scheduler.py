@@ -67,8 +67,8 @@ class Scheduler:
         return plan
 
     def flush_drops(self) -> Plan | None:
-        """A plan of drops alone, for when nothing else would carry them. It isn't in flight."""
-        return self._new_plan() if self._drops else None
+        """A plan of drops alone, for when no other will come soon. It never counts as in flight."""
+        return self._new_plan() if self._drops and not self._in_flight else None
 
     def on_result(self, result: PlanResult, now: float) -> list[Output]:
         """Account for a returned plan. Results of an earlier epoch are no-ops."""

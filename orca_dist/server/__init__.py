@@ -1,0 +1,7 @@
+"""The public gRPC service, its health, and the port it listens on."""
+
+from orca_dist.server.app import Server
+from orca_dist.server.listener import Listener, listen
+from orca_dist.server.servicer import ServerClosing
+
+__all__ = ["Listener", "Server", "ServerClosing", "listen"]

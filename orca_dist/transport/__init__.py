@@ -1,0 +1,1 @@
+"""The data plane: activations from stage to stage, and nothing else."""

@@ -21,7 +21,7 @@ class MasterMessage(_message.Message):
     def __init__(self, setup: _Optional[_Union[Setup, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
 
 class Setup(_message.Message):
-    __slots__ = ("stage", "num_stages", "model", "first_layer", "end_layer", "dtype", "device", "channel", "num_threads", "block_size", "listen_host")
+    __slots__ = ("stage", "num_stages", "model", "first_layer", "end_layer", "dtype", "device", "link", "num_threads", "block_size", "inflight")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     NUM_STAGES_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -29,10 +29,10 @@ class Setup(_message.Message):
     END_LAYER_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
-    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
     NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
-    LISTEN_HOST_FIELD_NUMBER: _ClassVar[int]
+    INFLIGHT_FIELD_NUMBER: _ClassVar[int]
     stage: int
     num_stages: int
     model: str
@@ -40,11 +40,11 @@ class Setup(_message.Message):
     end_layer: int
     dtype: str
     device: str
-    channel: str
+    link: str
     num_threads: int
     block_size: int
-    listen_host: str
-    def __init__(self, stage: _Optional[int] = ..., num_stages: _Optional[int] = ..., model: _Optional[str] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., channel: _Optional[str] = ..., num_threads: _Optional[int] = ..., block_size: _Optional[int] = ..., listen_host: _Optional[str] = ...) -> None: ...
+    inflight: int
+    def __init__(self, stage: _Optional[int] = ..., num_stages: _Optional[int] = ..., model: _Optional[str] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., link: _Optional[str] = ..., num_threads: _Optional[int] = ..., block_size: _Optional[int] = ..., inflight: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("epoch", "store_address", "num_blocks", "link_timeout_s")
@@ -139,20 +139,22 @@ class StageMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("secret", "stage", "pid", "node", "actor_id", "versions")
+    __slots__ = ("secret", "stage", "pid", "node", "actor_id", "versions", "host")
     SECRET_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     ACTOR_ID_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     secret: str
     stage: int
     pid: int
     node: str
     actor_id: str
     versions: str
-    def __init__(self, secret: _Optional[str] = ..., stage: _Optional[int] = ..., pid: _Optional[int] = ..., node: _Optional[str] = ..., actor_id: _Optional[str] = ..., versions: _Optional[str] = ...) -> None: ...
+    host: str
+    def __init__(self, secret: _Optional[str] = ..., stage: _Optional[int] = ..., pid: _Optional[int] = ..., node: _Optional[str] = ..., actor_id: _Optional[str] = ..., versions: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
 
 class Loaded(_message.Message):
     __slots__ = ("device", "weight_bytes", "store_address")

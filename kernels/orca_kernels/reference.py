@@ -1,0 +1,88 @@
+"""The readable backend in plain torch: split, attend, merge (Orca §3.2, figure 5).
+
+Every fused kernel is tested against it. Shapes: T rows of the batch, L rows and
+C context tokens of one request, N query heads, M KV heads, D head size, B
+blocks of S slots.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from orca_kernels.context import AttentionContext
+
+
+def write_kv(
+    k_TMD: torch.Tensor,
+    v_TMD: torch.Tensor,
+    k_BSMD: torch.Tensor,
+    v_BSMD: torch.Tensor,
+    context: AttentionContext,
+) -> None:
+    """Store each row's keys and values in its slot."""
+    k_BSMD.flatten(0, 1).index_copy_(0, context.slots_T, k_TMD)
+    v_BSMD.flatten(0, 1).index_copy_(0, context.slots_T, v_TMD)
+
+
+def paged_attention(
+    q_TND: torch.Tensor,
+    k_BSMD: torch.Tensor,
+    v_BSMD: torch.Tensor,
+    context: AttentionContext,
+    scale: float,
+) -> torch.Tensor:
+    """Causal attention of every row to its own request's positions; returns [T, N, D]."""
+    split = q_TND.split(context.lengths)
+    merged = [
+        attend(
+            q_LND,
+            gather(k_BSMD, blocks, start + length),
+            gather(v_BSMD, blocks, start + length),
+            scale,
+        )
+        for q_LND, blocks, start, length in zip(
+            split, context.blocks, context.starts, context.lengths, strict=True
+        )
+    ]
+    return torch.cat(merged)
+
+
+def gather(cache_BSMD: torch.Tensor, blocks: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """The first `num_tokens` cached rows of one request, [C, M, D]."""
+    num_blocks = -(-num_tokens // cache_BSMD.shape[1])
+    return cache_BSMD[blocks[:num_blocks]].flatten(0, 1)[:num_tokens]
+
+
+def attend(
+    q_LND: torch.Tensor, k_CMD: torch.Tensor, v_CMD: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """One request's last L positions against all its C = start + L; returns [L, N, D].
+
+    The query heads of a KV head are laid beside each other, so a decode step is
+    a small dense product; longer ones are causal.
+    """
+    (L, N, D), (C, M, _) = q_LND.shape, k_CMD.shape
+    if L == 1:
+        out = scaled_dot_product_attention(
+            q_LND.view(1, M, N // M, D),
+            k_CMD.transpose(0, 1).unsqueeze(0),
+            v_CMD.transpose(0, 1).unsqueeze(0),
+            scale=scale,
+        )
+        return out.reshape(1, N, D)
+    out = scaled_dot_product_attention(
+        q_LND.transpose(0, 1).unsqueeze(0),
+        k_CMD.repeat_interleave(N // M, dim=1).transpose(0, 1).unsqueeze(0),
+        v_CMD.repeat_interleave(N // M, dim=1).transpose(0, 1).unsqueeze(0),
+        attn_mask=None if C == L else _causal(L, C, q_LND.device),
+        is_causal=C == L,
+        scale=scale,
+    )
+    return out.squeeze(0).transpose(0, 1)
+
+
+def _causal(num_rows: int, num_tokens: int, device: torch.device) -> torch.Tensor:
+    """Row i sees the tokens up to position num_tokens - num_rows + i."""
+    full = torch.ones(num_rows, num_tokens, dtype=torch.bool, device=device)
+    return full.tril(num_tokens - num_rows)

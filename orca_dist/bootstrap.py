@@ -1,0 +1,18 @@
+"""The little that a stage is told before it can ask: whom to call, and the run's secret."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageBootstrap:
+    """`control_address` is the engine master's host:port; `secret` proves the run.
+
+    `host` is the stage's own address on the cluster network; empty: its launcher fills it in.
+    """
+
+    stage: int
+    control_address: str
+    secret: str
+    host: str = ""

@@ -1,0 +1,110 @@
+"""The master's end of the control streams: it listens, stages dial in.
+
+Messages to all stages are encoded once and the same bytes go to each. Knows who
+is connected; what the messages mean is the pipeline's business. A stream whose
+hello doesn't carry the run's secret is refused.
+"""
+
+from __future__ import annotations
+
+import hmac
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+
+from orca_dist.errors import StartupError
+from orca_dist.proto.v1 import control_pb2 as pb
+
+SERVICE = "orca.control.v1.ControlService"
+OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+)
+
+OnMessage = Callable[[int, pb.StageMessage], None]
+OnBroken = Callable[[int, str], None]
+
+
+class ControlPlane:
+    """One stream a stage. Callbacks come on the streams' own threads and must not block."""
+
+    def __init__(
+        self, *, host: str, secret: str, num_stages: int, on_message: OnMessage, on_broken: OnBroken
+    ) -> None:
+        self._secret = secret
+        self._on_message = on_message
+        self._on_broken = on_broken
+        self._outboxes: list[queue.SimpleQueue[bytes | None]] = [
+            queue.SimpleQueue() for _ in range(num_stages)
+        ]
+        self._connected: set[int] = set()
+        self._lock = threading.Lock()
+        self._closing = False
+        self._server, self.address = self._listen(host, num_stages)
+
+    def send(self, stage: int, message: pb.MasterMessage) -> None:
+        self._outboxes[stage].put(message.SerializeToString())
+
+    def broadcast(self, payload: bytes) -> None:
+        """The same encoded MasterMessage to every stage."""
+        for outbox in self._outboxes:
+            outbox.put(payload)
+
+    def close(self, grace_s: float) -> None:
+        """Send what is queued, then end all streams; any number of times."""
+        self._closing = True
+        for outbox in self._outboxes:
+            outbox.put(None)
+        self._server.stop(grace_s).wait()
+
+    def _listen(self, host: str, num_stages: int) -> tuple[grpc.Server, str]:
+        # A stream occupies its handler thread for life; spare ones turn strangers away.
+        server = grpc.server(ThreadPoolExecutor(num_stages + 4), options=OPTIONS)
+        connect = grpc.stream_stream_rpc_method_handler(
+            self._connect, request_deserializer=pb.StageMessage.FromString
+        )
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {"Connect": connect}),)
+        )
+        try:
+            port = server.add_insecure_port(f"{host}:0")
+        except RuntimeError as error:
+            raise StartupError(f"the control plane can't listen on {host}: {error}") from None
+        server.start()
+        return server, f"{host}:{port}"
+
+    def _connect(
+        self, messages: Iterator[pb.StageMessage], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        first = next(messages, None)
+        stage = self._welcome(first, context)
+        assert first is not None
+        self._on_message(stage, first)
+        threading.Thread(target=self._read, args=(stage, messages), daemon=True).start()
+        yield from iter(self._outboxes[stage].get, None)
+
+    def _welcome(self, first: pb.StageMessage | None, context: grpc.ServicerContext) -> int:
+        """The stage number of a proper hello; anything else ends the stream."""
+        hello = first.hello if first is not None else pb.Hello()
+        if not hmac.compare_digest(hello.secret.encode(), self._secret.encode()):
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "wrong run secret")
+        with self._lock:
+            if hello.stage >= len(self._outboxes) or hello.stage in self._connected:
+                context.abort(grpc.StatusCode.ALREADY_EXISTS, f"stage {hello.stage} is taken")
+            self._connected.add(hello.stage)
+        return int(hello.stage)
+
+    def _read(self, stage: int, messages: Iterator[pb.StageMessage]) -> None:
+        try:
+            for message in messages:
+                self._on_message(stage, message)
+        except grpc.RpcError:
+            pass
+        finally:
+            self._outboxes[stage].put(None)
+        if not self._closing:
+            self._on_broken(stage, "its control stream broke")

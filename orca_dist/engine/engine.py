@@ -1,0 +1,191 @@
+"""The engine as a whole: settles the configuration, builds the parts, proves them, ends them."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orca_dist.config import DeviceKind, EngineConfig, Launcher
+from orca_dist.core import Output, Request, ReserveMemory, Scheduler, SchedulerConfig
+from orca_dist.engine.local_pipeline import LocalPlacement
+from orca_dist.engine.master import Deliver, EngineMaster, Lose
+from orca_dist.engine.pipeline import OnProgress, Pipeline, PipelineConfig, Placement, StageStatus
+from orca_dist.engine.settle import cpus_per_stage, settle, settle_max_model_len
+from orca_dist.engine.supervisor import Supervisor
+from orca_dist.engine.trace import PlanTrace, TraceLog
+from orca_dist.errors import OrcaError, StartupError
+from orca_dist.spec import ModelSpec, load_spec
+from orca_dist.weights.headers import check_folder
+
+log = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S = 0.0005  # the master's thread must not wait 5 ms for the front's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What `info` shows."""
+
+    model: str
+    stages: tuple[StageStatus, ...]
+    epoch: int
+    max_model_len: int
+    kv_tokens: int
+
+
+class Engine:
+    """Made by start(); submit, cancel and finish are thread-safe and return at once."""
+
+    def __init__(
+        self, *, spec: ModelSpec, config: EngineConfig, pipeline: Pipeline, max_model_len: int
+    ) -> None:
+        settled = pipeline.config
+        self.spec = spec
+        self.config = config
+        self.max_model_len = max_model_len
+        self.kv_tokens = settled.num_blocks * settled.block_size
+        self._pipeline = pipeline
+        self._trace = TraceLog(settled.num_stages)
+        self._master = EngineMaster(
+            scheduler=_scheduler(config, settled),
+            pipeline=pipeline,
+            supervisor=Supervisor(
+                num_stages=settled.num_stages,
+                heartbeat_s=config.heartbeat_s,
+                step_limit_s=config.step_limit_s,
+                now=time.monotonic(),
+            ),
+            trace=self._trace,
+        )
+        self._closed = False
+
+    @classmethod
+    def start(
+        cls,
+        model: Path,
+        config: EngineConfig,
+        *,
+        on_progress: OnProgress | None = None,
+        placement: Placement | None = None,
+    ) -> Engine:
+        """Blocks until a warm-up request has passed all stages.
+
+        Raises ModelError, ConfigError or StartupError; nothing is left running then.
+        `placement` replaces the launcher's own (tests bring stages with delays).
+        """
+        spec = load_spec(model)
+        settled = settle(model, spec, config)
+        max_model_len = settle_max_model_len(spec, config)
+        check_folder(model, spec)
+        on_progress = on_progress or log.info
+        placement = placement or _placement(config, settled)
+        pipeline = Pipeline(settled, placement)
+        try:
+            pipeline.start(on_progress)
+            engine = cls(spec=spec, config=config, pipeline=pipeline, max_model_len=max_model_len)
+            on_progress("warming up")
+            engine._warm_up()
+        except BaseException:
+            pipeline.close()
+            raise
+        return engine
+
+    def attach(self, *, deliver: Deliver, lose: Lose) -> None:
+        """The one front: outputs of each iteration, and the loss of the pipeline.
+
+        Both are called on the master's thread.
+        """
+        self._master.attach(deliver=deliver, lose=lose)
+
+    def submit(self, request: Request) -> None:
+        self._master.submit(request)
+
+    def cancel(self, request_id: int) -> None:
+        self._master.cancel(request_id)
+
+    def finish(self, request_id: int, num_tokens: int) -> None:
+        self._master.finish(request_id, num_tokens)
+
+    def info(self) -> EngineInfo:
+        return EngineInfo(
+            model=self._pipeline.config.model,
+            stages=tuple(self._pipeline.stages),
+            epoch=self._pipeline.epoch,
+            max_model_len=self.max_model_len,
+            kv_tokens=self.kv_tokens,
+        )
+
+    def trace(self) -> list[PlanTrace]:
+        """Plans that have returned with their rows of all stages, warm-up included."""
+        return self._trace.snapshot()
+
+    def flush_trace(self) -> None:
+        """Have the stages report their newest rows; they are in trace() a moment later."""
+        self._master.flush_trace()
+
+    def close(self) -> None:
+        """Ends live requests, then all stages. Any number of times."""
+        if self._closed:
+            return
+        self._closed = True
+        self._master.close()
+        self._pipeline.close()
+
+    def _warm_up(self) -> None:
+        """A real request of two tokens through all stages; its id 0 is never a caller's."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        news: queue.SimpleQueue[Sequence[Output] | OrcaError] = queue.SimpleQueue()
+        self._master.start()
+        self._master.attach(deliver=news.put, lose=news.put)
+        self._master.submit(Request(id=0, prompt=(0,), max_tokens=min(2, self.max_model_len - 1)))
+        _await_end(news, self._pipeline.config.start_timeout_s)
+        self._master.attach(deliver=lambda outputs: None, lose=lambda error: None)
+
+
+def _await_end(news: queue.SimpleQueue[Sequence[Output] | OrcaError], timeout_s: float) -> None:
+    while True:
+        try:
+            item = news.get(timeout=timeout_s)
+        except queue.Empty:
+            raise StartupError(f"the warm-up did not come back within {timeout_s:g} s") from None
+        if isinstance(item, OrcaError):
+            raise StartupError(f"the warm-up failed: {item}")
+        for output in item:
+            if output.message:
+                raise StartupError(f"the warm-up failed: {output.message}")
+            if output.reason:
+                return
+
+
+def _scheduler(config: EngineConfig, settled: PipelineConfig) -> Scheduler:
+    return Scheduler(
+        config=SchedulerConfig(
+            inflight=settled.inflight,
+            max_batch_size=config.max_batch_size,
+            max_batch_tokens=config.max_batch_tokens,
+            forming=config.forming,
+            min_chunk=config.min_chunk,
+        ),
+        memory=ReserveMemory(num_blocks=settled.num_blocks, block_size=settled.block_size),
+    )
+
+
+def _placement(config: EngineConfig, settled: PipelineConfig) -> Placement:
+    if config.launcher is Launcher.LOCAL:
+        return LocalPlacement()
+    from orca_dist.engine.ray_pipeline import RayConfig, RayPlacement
+
+    return RayPlacement(
+        RayConfig(
+            address=config.ray_address,
+            num_cpus=cpus_per_stage(config),
+            num_gpus=1 if settled.device == DeviceKind.CUDA else 0,
+            num_stages=settled.num_stages,
+            place_timeout_s=config.start_timeout_s,
+        )
+    )

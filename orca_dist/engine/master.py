@@ -1,0 +1,198 @@
+"""The engine master (Orca §3.1): owns the scheduler and its state, on a thread of its own.
+
+Everything that happens to it comes through one inbox: requests and cancellations
+from the front, results and heartbeats from the stages. After each it selects and
+sends plans first, and then hands all new tokens to the front at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from orca_dist.core import FinishReason, NeverFits, Output, Request, Scheduler
+from orca_dist.engine.pipeline import Lost, News, Pipeline
+from orca_dist.engine.supervisor import Supervisor
+from orca_dist.engine.trace import TraceLog
+from orca_dist.engine.wire import decode_result
+from orca_dist.errors import PipelineLost
+from orca_dist.proto.v1 import control_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+Deliver = Callable[[Sequence[Output]], None]
+Lose = Callable[[PipelineLost], None]
+Event = Callable[[], None]
+
+
+class EngineMaster:
+    """submit, cancel, finish and attach are thread-safe and return at once."""
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        pipeline: Pipeline,
+        supervisor: Supervisor,
+        trace: TraceLog,
+    ) -> None:
+        self._scheduler = scheduler
+        self._pipeline = pipeline
+        self._supervisor = supervisor
+        self._trace = trace
+        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._outputs: list[Output] = []
+        self._deliver: Deliver = lambda outputs: None
+        self._lose: Lose = lambda error: None
+        self._lost: PipelineLost | None = None
+        self._closing = False
+        self._num_pings = 0
+        self._next_ping_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="engine-master", daemon=True)
+
+    # ---- verbs for other threads ---------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+        self._pipeline.listen(lambda news: self._inbox.put(lambda: self._on_news(news)))
+
+    def attach(self, *, deliver: Deliver, lose: Lose) -> None:
+        """The one front that gets outputs; a loss that has happened already is told too."""
+        self._inbox.put(lambda: self._on_attach(deliver, lose))
+
+    def submit(self, request: Request) -> None:
+        self._inbox.put(lambda: self._on_submit(request))
+
+    def cancel(self, request_id: int) -> None:
+        self._inbox.put(lambda: self._on_cancel(request_id))
+
+    def finish(self, request_id: int, num_tokens: int) -> None:
+        self._inbox.put(lambda: self._on_finish(request_id, num_tokens))
+
+    def flush_trace(self) -> None:
+        """Ask the stages for their newest trace rows; they arrive with the next pongs."""
+        self._inbox.put(self._ping)
+
+    def close(self) -> None:
+        """Stop the loop; requests still alive end with PipelineLost."""
+        self._inbox.put(self._on_close)
+        self._thread.join()
+
+    # ---- the loop ------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closing:
+            try:
+                self._turn()
+            except Exception as error:  # the master's root: a bug here must not hang callers
+                log.exception("the engine master failed")
+                self._end(PipelineLost(f"the engine master failed: {error}"))
+
+    def _turn(self) -> None:
+        """Handle all that has happened, keep the pipeline full, then tell the front."""
+        self._wait()
+        self._pump()
+        if self._outputs:
+            outputs, self._outputs = self._outputs, []
+            self._deliver(outputs)
+
+    def _wait(self) -> None:
+        """The next events, or the time for a heartbeat."""
+        try:
+            self._inbox.get(timeout=max(0.0, self._next_ping_s - time.monotonic()))()
+            while True:
+                self._inbox.get_nowait()()
+        except queue.Empty:
+            pass
+        if time.monotonic() >= self._next_ping_s:
+            self._ping()
+            self._watch()
+
+    def _pump(self) -> None:
+        """Algorithm 1's inner loop: select and send while plans may be in flight."""
+        if self._lost:
+            return
+        while plan := self._scheduler.select(time.monotonic()):
+            self._trace.sent(plan, self._pipeline.send(plan), time.time())
+        if plan := self._scheduler.flush_drops():
+            self._pipeline.send(plan)
+
+    # ---- events from the front -----------------------------------------
+
+    def _on_attach(self, deliver: Deliver, lose: Lose) -> None:
+        self._deliver, self._lose = deliver, lose
+        if self._lost:
+            lose(self._lost)
+
+    def _on_submit(self, request: Request) -> None:
+        try:
+            self._scheduler.submit(request, time.monotonic())
+        except NeverFits as error:
+            self._outputs.append(
+                Output(id=request.id, reason=FinishReason.ERROR, message=f"the request {error}")
+            )
+
+    def _on_cancel(self, request_id: int) -> None:
+        self._scheduler.cancel(request_id, time.monotonic())
+
+    def _on_finish(self, request_id: int, num_tokens: int) -> None:
+        self._scheduler.finish(request_id, num_tokens, FinishReason.STOP, time.monotonic())
+
+    def _on_close(self) -> None:
+        self._closing = True
+        if not self._lost:
+            self._end(PipelineLost("the server is shutting down"))
+
+    # ---- events from the stages ----------------------------------------
+
+    def _on_news(self, news: News) -> None:
+        if isinstance(news, Lost):
+            self._on_lost(news.stage, news.why)
+            return
+        stage, message = news
+        kind = message.WhichOneof("kind")
+        if kind == "result":
+            self._on_result(message.result)
+        elif kind == "pong":
+            self._on_pong(stage, message.pong)
+        elif kind == "failure":
+            log.error("%s failed:\n%s", self._pipeline.stages[stage], message.failure.traceback)
+            self._on_lost(stage, message.failure.message)
+
+    def _on_result(self, result: pb.Result) -> None:
+        self._trace.returned(result.seq, time.time())
+        self._outputs += self._scheduler.on_result(decode_result(result), time.monotonic())
+
+    def _on_pong(self, stage: int, pong: pb.Pong) -> None:
+        self._supervisor.beat(stage, pong.phase, pong.since_s, time.monotonic())
+        self._trace.add_rows(stage, pong.trace)
+
+    # ---- watch ---------------------------------------------------------
+
+    def _ping(self) -> None:
+        self._num_pings += 1
+        self._next_ping_s = time.monotonic() + self._supervisor.interval_s
+        if not self._lost:
+            self._pipeline.ping(self._num_pings)
+
+    def _watch(self) -> None:
+        if not self._lost and (verdict := self._supervisor.verdict(time.monotonic())):
+            self._on_lost(*verdict)
+
+    def _on_lost(self, stage: int, why: str) -> None:
+        if self._lost:
+            return
+        status = self._pipeline.stages[stage]
+        status.state = "lost"
+        log.error("%s is lost: %s", status, why)
+        self._end(PipelineLost(f"{status} is lost: {why}"))
+
+    def _end(self, error: PipelineLost) -> None:
+        """Every live request ends with `error`; tokens that arrived before it go first."""
+        self._lost = error
+        outputs, self._outputs = self._outputs, []
+        self._deliver(outputs)
+        self._lose(error)

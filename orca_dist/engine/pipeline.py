@@ -1,0 +1,235 @@
+"""The pipeline as the engine master sees it: stages started, plans out, news in.
+
+Owns the stages' start (hello, setup, loaded, open, ready) and the control plane.
+Where stages live is a Placement's business: Ray actors or local processes.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from orca_dist.bootstrap import StageBootstrap
+from orca_dist.core import Plan
+from orca_dist.engine.control import ControlPlane
+from orca_dist.engine.wire import encode_plan
+from orca_dist.errors import StartupError
+from orca_dist.proto.v1 import control_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+OnDeath = Callable[[int, str], None]
+OnProgress = Callable[[str], None]
+
+
+class Placement(Protocol):
+    """Puts one stage on each of its places, and tells when one dies."""
+
+    @property
+    def control_host(self) -> str:
+        """Address on which stages can reach this process."""
+        ...
+
+    def launch(self, bootstraps: Sequence[StageBootstrap], on_death: OnDeath) -> None:
+        """Start every stage. on_death(stage, why) may come on any thread, once a stage."""
+        ...
+
+    def close(self) -> None:
+        """Kill what is left and give back all resources; any number of times."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineConfig:
+    """What every stage is told. `layers` has one range a stage."""
+
+    model: str
+    layers: tuple[range, ...]
+    dtype: str
+    device: str
+    link: str
+    num_threads: int
+    block_size: int
+    num_blocks: int
+    inflight: int
+    start_timeout_s: float
+    link_timeout_s: float
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.layers)
+
+
+@dataclass(slots=True)
+class StageStatus:
+    """A stage as `info` shows it."""
+
+    index: int
+    layers: range
+    node: str = ""
+    pid: int = 0
+    actor_id: str = ""
+    device: str = ""
+    state: str = "starting"
+    versions: str = ""
+
+    def __str__(self) -> str:
+        return f"stage {self.index} (pid {self.pid}, node {self.node or 'unknown'})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """A stage is gone, and why."""
+
+    stage: int
+    why: str
+
+
+News = tuple[int, pb.StageMessage] | Lost
+
+
+@dataclass(slots=True)
+class _Start:
+    """How far the start has come."""
+
+    hellos: dict[int, pb.Hello] = field(default_factory=dict)
+    loaded: dict[int, pb.Loaded] = field(default_factory=dict)
+    ready: dict[int, pb.Ready] = field(default_factory=dict)
+
+
+class Pipeline:
+    """start() returns when every link has carried a dummy tensor; then plans may be sent."""
+
+    def __init__(self, config: PipelineConfig, placement: Placement) -> None:
+        self.config = config
+        self.epoch = 1
+        self.stages = [StageStatus(i, layers) for i, layers in enumerate(config.layers)]
+        self._placement = placement
+        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._tell: Callable[[News], None] = self._news.put
+        self._start = _Start()
+        self._control = ControlPlane(
+            host=placement.control_host,
+            secret=(secret := secrets.token_hex(16)),
+            num_stages=config.num_stages,
+            on_message=lambda stage, message: self._tell((stage, message)),
+            on_broken=self._on_lost,
+        )
+        self._secret = secret
+
+    # ---- start ---------------------------------------------------------
+
+    def start(self, on_progress: OnProgress) -> None:
+        """Place, load and connect all stages, or raise StartupError with the reason."""
+        deadline = time.monotonic() + self.config.start_timeout_s
+        num = self.config.num_stages
+        on_progress(f"starting {num} stages")
+        self._placement.launch(self._bootstraps(), self._on_lost)
+        start = self._start
+        self._await(start.hellos, deadline, "start")
+        on_progress("loading weights")
+        for stage in range(num):
+            self._control.send(stage, pb.MasterMessage(setup=self._setup(stage)))
+        self._await(start.loaded, deadline, "load its weights")
+        on_progress("connecting stages")
+        self._control.broadcast(pb.MasterMessage(open=self._open()).SerializeToString())
+        self._await(start.ready, deadline, "connect to its neighbours")
+        for status in self.stages:
+            status.state = "ready"
+
+    def listen(self, tell: Callable[[News], None]) -> None:
+        """From now on news go to `tell`, on any thread; those that waited go first."""
+        self._tell = tell
+        while not self._news.empty():
+            tell(self._news.get())
+
+    def _bootstraps(self) -> list[StageBootstrap]:
+        return [
+            StageBootstrap(stage=i, control_address=self._control.address, secret=self._secret)
+            for i in range(self.config.num_stages)
+        ]
+
+    def _await(self, answers: Mapping[int, object], deadline: float, what: str) -> None:
+        while len(answers) < self.config.num_stages:
+            try:
+                news = self._news.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                missing = [s.index for s in self.stages if s.index not in answers]
+                raise StartupError(
+                    f"stages {missing} did not {what} within start_timeout_s = "
+                    f"{self.config.start_timeout_s:g} s; raise it, or see their output above"
+                ) from None
+            self._note(news)
+
+    def _note(self, news: News) -> None:
+        if isinstance(news, Lost):
+            raise StartupError(f"{self.stages[news.stage]} did not start: {news.why}")
+        stage, message = news
+        kind = message.WhichOneof("kind")
+        if kind == "hello":
+            self._note_hello(stage, message.hello)
+        elif kind == "loaded":
+            self._start.loaded[stage] = message.loaded
+            self.stages[stage].device = message.loaded.device
+        elif kind == "ready":
+            self._start.ready[stage] = message.ready
+        elif kind == "failure":
+            log.error("%s failed:\n%s", self.stages[stage], message.failure.traceback)
+            raise StartupError(f"{self.stages[stage]} did not start: {message.failure.message}")
+
+    def _note_hello(self, stage: int, hello: pb.Hello) -> None:
+        self._start.hellos[stage] = hello
+        status = self.stages[stage]
+        status.node, status.pid = hello.host or hello.node, hello.pid
+        status.actor_id, status.versions = hello.actor_id, hello.versions
+
+    def _setup(self, stage: int) -> pb.Setup:
+        config = self.config
+        layers = config.layers[stage]
+        return pb.Setup(
+            stage=stage,
+            num_stages=config.num_stages,
+            model=config.model,
+            first_layer=layers.start,
+            end_layer=layers.stop,
+            dtype=config.dtype,
+            device=config.device,
+            link=config.link,
+            num_threads=config.num_threads,
+            block_size=config.block_size,
+            inflight=config.inflight,
+        )
+
+    def _open(self) -> pb.Open:
+        return pb.Open(
+            epoch=self.epoch,
+            store_address=self._start.loaded[0].store_address,
+            num_blocks=self.config.num_blocks,
+            link_timeout_s=self.config.link_timeout_s,
+        )
+
+    # ---- running -------------------------------------------------------
+
+    def send(self, plan: Plan) -> int:
+        """Ship a plan to all stages; returns the bytes that each gets."""
+        payload = encode_plan(plan)
+        self._control.broadcast(payload)
+        return len(payload)
+
+    def ping(self, nonce: int) -> None:
+        self._control.broadcast(pb.MasterMessage(ping=pb.Ping(nonce=nonce)).SerializeToString())
+
+    def close(self) -> None:
+        """Ask stages to leave, then make sure; any number of times."""
+        self._tell = lambda news: None
+        self._control.broadcast(pb.MasterMessage(close=pb.Close()).SerializeToString())
+        self._control.close(grace_s=1.0)
+        self._placement.close()
+
+    def _on_lost(self, stage: int, why: str) -> None:
+        self._tell(Lost(stage=stage, why=why))

@@ -1,0 +1,182 @@
+"""Stages as Ray actors: Ray places them, and tells when one dies. No more.
+
+Without an address a private Ray is started on this machine, with its own
+temporary folder, token and loopback address; a Ray that runs already is neither
+joined nor stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from orca_dist.bootstrap import StageBootstrap
+from orca_dist.engine.pipeline import OnDeath
+from orca_dist.errors import StartupError
+
+log = logging.getLogger(__name__)
+
+LEAVE_TIMEOUT_S = 5.0
+OBJECT_STORE_BYTES = 80 * 2**20  # the smallest that Ray takes; no object ever goes there
+MAX_TEMP_DIR_LEN = 40  # Ray's socket paths below it must stay within 107 bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayConfig:
+    """`address` empty: a private Ray. CPUs and GPUs are per stage."""
+
+    address: str
+    num_cpus: float
+    num_gpus: int
+    num_stages: int
+    place_timeout_s: float
+
+
+class RayPlacement:
+    """One actor a stage, one bundle an actor."""
+
+    def __init__(self, config: RayConfig) -> None:
+        self._config = config
+        self._private_dir = "" if config.address else _short_temp_dir()
+        self._group: Any = None
+        self._actors: list[Any] = []
+        self._serving: list[Any] = []
+        self._closed = False
+        self._connect()
+        self.control_host: str = ray.util.get_node_ip_address()
+
+    def launch(self, bootstraps: Sequence[StageBootstrap], on_death: OnDeath) -> None:
+        self._group = self._place()
+        for bootstrap in bootstraps:
+            actor = self._actor(bootstrap.stage)
+            serving = actor.serve.remote(bootstrap)
+            self._actors.append(actor)
+            self._serving.append(serving)
+            threading.Thread(
+                target=_watch, args=(serving, bootstrap.stage, on_death), daemon=True
+            ).start()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._serving:
+            ray.wait(self._serving, num_returns=len(self._serving), timeout=LEAVE_TIMEOUT_S)
+        if self._config.address:
+            self._give_back()
+        ray.shutdown()
+        if self._private_dir:
+            shutil.rmtree(self._private_dir, ignore_errors=True)
+
+    # ---- connecting ----------------------------------------------------
+
+    def _connect(self) -> None:
+        quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True}
+        try:
+            if self._config.address:
+                ray.init(address=self._config.address, **quiet)
+            else:
+                self._start_private(quiet)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise StartupError(f"Ray can't be reached or started: {error}") from None
+
+    def _start_private(self, quiet: dict[str, Any]) -> None:
+        config = self._config
+        with _private_environment():
+            ray.init(
+                address="local",
+                num_cpus=max(1, round(config.num_cpus * config.num_stages)),
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                _temp_dir=self._private_dir,
+                _node_ip_address="127.0.0.1",
+                **quiet,
+            )
+
+    # ---- placing -------------------------------------------------------
+
+    def _bundle(self) -> dict[str, float]:
+        bundle: dict[str, float] = {"CPU": self._config.num_cpus}
+        if self._config.num_gpus:
+            bundle["GPU"] = self._config.num_gpus
+        return bundle
+
+    def _place(self) -> Any:
+        bundles = [self._bundle() for _ in range(self._config.num_stages)]
+        group = placement_group(bundles, strategy="PACK")
+        if not group.wait(self._config.place_timeout_s):
+            remove_placement_group(group)
+            raise StartupError(
+                f"Ray could not place {bundles} within {self._config.place_timeout_s:g} s; the "
+                f"cluster has {ray.cluster_resources()}: add nodes, take fewer stages, or lower "
+                "cpus_per_stage"
+            )
+        return group
+
+    def _actor(self, stage: int) -> Any:
+        # Imported by name: the engine itself stays free of torch, which a stage needs.
+        actor = importlib.import_module("orca_dist.stage.actor").StageActor
+        return actor.options(
+            num_cpus=self._config.num_cpus,
+            num_gpus=self._config.num_gpus,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                placement_group=self._group, placement_group_bundle_index=stage
+            ),
+        ).remote()
+
+    def _give_back(self) -> None:
+        """On somebody else's cluster: leave nothing of ours behind."""
+        for actor in self._actors:
+            ray.kill(actor)
+        if self._group is not None:
+            remove_placement_group(self._group)
+
+
+def _watch(serving: Any, stage: int, on_death: OnDeath) -> None:
+    """Waits for the one call that lasts as long as the stage."""
+    try:
+        ray.get(serving)
+    except (ray.exceptions.RayError, ConnectionError) as error:
+        on_death(stage, _reason(error))
+    else:
+        on_death(stage, "its actor ended")
+
+
+def _reason(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
+
+
+def _short_temp_dir() -> str:
+    base = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="orca-", dir=base if len(base) <= MAX_TEMP_DIR_LEN else "/tmp")
+
+
+@contextlib.contextmanager
+def _private_environment() -> Iterator[None]:
+    """Variables that Ray reads while it starts; the caller's own come back afterwards."""
+    ours = {"RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+    theirs = {name: os.environ.get(name) for name in (*ours, "RAY_ADDRESS")}
+    os.environ.update(ours)
+    os.environ.pop("RAY_ADDRESS", None)
+    try:
+        yield
+    finally:
+        for name, value in theirs.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

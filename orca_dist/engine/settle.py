@@ -1,0 +1,110 @@
+"""From what the user asked to what this machine and model allow: all `auto`s end here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+
+from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher
+from orca_dist.core import split_layers
+from orca_dist.engine.pipeline import PipelineConfig
+from orca_dist.errors import ConfigError
+from orca_dist.spec import ModelSpec
+
+ITEMSIZE = {Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2}
+FAST_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
+
+
+def settle(model: Path, spec: ModelSpec, config: EngineConfig) -> PipelineConfig:
+    """The pipeline to build; raises ConfigError naming what can't be had."""
+    config.check()
+    device = settle_device(config.device)
+    dtype = settle_dtype(config.dtype, spec, device)
+    return PipelineConfig(
+        model=str(model.resolve()),
+        layers=_layers(spec, config),
+        dtype=dtype,
+        device=device,
+        link=_link(device, config.launcher),
+        num_threads=max(1, int(cpus_per_stage(config))),
+        block_size=config.block_size,
+        num_blocks=_num_blocks(spec, config, ITEMSIZE[dtype]),
+        inflight=config.inflight or config.stages,
+        start_timeout_s=config.start_timeout_s,
+        link_timeout_s=config.link_timeout_s,
+    )
+
+
+def settle_max_model_len(spec: ModelSpec, config: EngineConfig) -> int:
+    """Tokens that a request may hold; a longer wish than the model's length is refused."""
+    wanted = config.max_model_len or spec.max_model_len
+    if wanted > spec.max_model_len:
+        raise ConfigError(
+            f"max_model_len = {wanted}: the model was made for at most {spec.max_model_len}"
+        )
+    return wanted
+
+
+def settle_device(wanted: DeviceKind) -> DeviceKind:
+    """`auto` is CUDA where the driver's device files are."""
+    if wanted is not DeviceKind.AUTO:
+        return wanted
+    return DeviceKind.CUDA if Path("/dev/nvidiactl").exists() else DeviceKind.CPU
+
+
+def settle_dtype(wanted: Dtype, spec: ModelSpec, device: DeviceKind) -> Dtype:
+    """`auto` is the checkpoint's own, but float32 on CPUs without bfloat16 arithmetic."""
+    if wanted is not Dtype.AUTO:
+        return wanted
+    own = Dtype(spec.dtype) if spec.dtype in set(Dtype) else Dtype.FLOAT32
+    if device is DeviceKind.CUDA or (own is Dtype.BFLOAT16 and _cpu_has_fast_bf16()):
+        return own
+    return Dtype.FLOAT32
+
+
+def cpus_per_stage(config: EngineConfig) -> float:
+    """CPUs of a stage: as asked; one on a cluster that isn't ours; else an equal share."""
+    if config.cpus_per_stage is not None:
+        return config.cpus_per_stage
+    if config.ray_address:
+        return 1.0
+    return len(os.sched_getaffinity(0)) / config.stages
+
+
+def _cpu_has_fast_bf16() -> bool:
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return not FAST_BF16_FLAGS.isdisjoint(flags.split())
+
+
+def _layers(spec: ModelSpec, config: EngineConfig) -> tuple[range, ...]:
+    try:
+        return tuple(split_layers(spec.num_layers, config.stages, config.split or None))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _link(device: DeviceKind, launcher: Launcher) -> str:
+    """Local stages share the machine's first GPU, where NCCL refuses two members."""
+    if device is DeviceKind.CPU:
+        return "gloo"
+    return "nccl" if launcher is Launcher.RAY else "host"
+
+
+def _num_blocks(spec: ModelSpec, config: EngineConfig, itemsize: int) -> int:
+    """As asked, or as many as `memory_share` holds and the batches in flight can use."""
+    if config.kv_tokens is not None:
+        return -(-config.kv_tokens // config.block_size)
+    budget_bytes = psutil.virtual_memory().total * config.memory_share
+    affordable = int(budget_bytes / spec.kv_bytes_per_token(itemsize)) // config.block_size
+    longest = -(-settle_max_model_len(spec, config) // config.block_size)
+    usable = longest * config.max_batch_size * (config.inflight or config.stages)
+    if affordable < 1:
+        raise ConfigError(
+            f"memory_share = {config.memory_share}: {budget_bytes / 2**30:.1f} GiB hold no KV block"
+        )
+    return min(affordable, usable)

@@ -1,0 +1,79 @@
+"""The pieces of a decoder layer that see the whole flat batch (Orca §3.2).
+
+Shapes: T rows of the batch, H hidden, K inputs and F outputs of a matmul, N
+heads of size D. Every function treats each row alike whatever the batch, so a
+request's bits don't depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import linear, silu
+
+MIN_PACKED_ROWS = 2  # oneDNN takes another kernel, with other rounding, for a single row
+
+
+class Linear:
+    """y = x W^T + b, with W packed once for oneDNN on CPU."""
+
+    def __init__(self, weight_FK: torch.Tensor, bias_F: torch.Tensor | None = None) -> None:
+        self.packed = _can_pack(weight_FK)
+        self.bias = bias_F
+        self.weight = (
+            torch.ops.mkldnn._reorder_linear_weight(weight_FK, None) if self.packed else weight_FK
+        )
+
+    def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
+        """[T, K] -> [T, F]."""
+        if not self.packed:
+            return linear(x_TK, self.weight, self.bias)
+        num_rows = x_TK.shape[0]
+        if num_rows < MIN_PACKED_ROWS:
+            x_TK = x_TK.expand(MIN_PACKED_ROWS, -1).contiguous()
+        y_TF = torch.ops.mkldnn._linear_pointwise(x_TK, self.weight, self.bias, "none", [], "")
+        return y_TF[:num_rows]
+
+
+def _can_pack(weight: torch.Tensor) -> bool:
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if weight.dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype is torch.float32
+
+
+def rms_norm(x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x²) + eps) * weight, computed in fp32."""
+    wide = x_TH.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return weight_H * (wide * scale).to(x_TH.dtype)
+
+
+def silu_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
+    """silu(first half) * second half."""
+    gate, up = gate_up_TF.chunk(2, dim=-1)
+    return silu(gate) * up
+
+
+class Rotary:
+    """Rotary position embedding: angle = position * theta^(-2i/D), halves rotated."""
+
+    def __init__(
+        self,
+        *,
+        head_dim: int,
+        theta: float,
+        max_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        inverse = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+        angles = torch.arange(max_len, dtype=torch.float32)[:, None] * inverse
+        both = torch.cat([angles, angles], dim=-1)
+        self._cos = both.cos().to(device, dtype)
+        self._sin = both.sin().to(device, dtype)
+
+    def __call__(self, x_TND: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
+        cos, sin = self._cos[positions_T, None], self._sin[positions_T, None]
+        left, right = x_TND.chunk(2, dim=-1)
+        return x_TND * cos + torch.cat([-right, left], dim=-1) * sin

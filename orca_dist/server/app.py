@@ -1,0 +1,158 @@
+"""A whole server around a started engine: streams, services, health, and their end.
+
+Runs in one asyncio loop, in a command as in a test. The engine is its owner's:
+it is attached to, never closed, here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from pathlib import PurePath
+from types import TracebackType
+from typing import Self, TypeVar
+
+from orca_dist.config import ServerConfig
+from orca_dist.engine.streams import EngineStreams
+from orca_dist.errors import PipelineLost
+from orca_dist.proto.v1 import generate_pb2 as pb
+from orca_dist.server import convert
+from orca_dist.server.health import Health
+from orca_dist.server.listener import Listener, listen
+from orca_dist.server.ports import ServedEngine
+from orca_dist.server.prompts import ChatRenderer, PromptReader
+from orca_dist.server.servicer import GenerateServicer, ServerClosing, handlers
+from orca_dist.text import Detokenizer, Tokenizer
+
+STATUS_GRACE_S = 1.0  # for statuses on their way when the server stops
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Server:
+    """`async with Server(...) as server:` serves at `server.address` until the block ends."""
+
+    def __init__(
+        self,
+        engine: ServedEngine,
+        tokenizer: Tokenizer,
+        chat: ChatRenderer,
+        config: ServerConfig,
+        *,
+        max_queue: int,
+        listener: Listener | None = None,
+    ) -> None:
+        """`listener`: a port taken earlier; by default `start` takes the one of `config`."""
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._config = config
+        self._listener = listener
+        self._prompts = PromptReader(tokenizer, chat)
+        self._max_queue = max_queue
+        self._health = Health()
+        self._lost: asyncio.Future[PipelineLost] | None = None
+        self._farewell: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT, once started."""
+        assert self._listener is not None, "start() first"
+        return self._listener.address
+
+    async def start(self) -> None:
+        """Attach to the engine and serve; raises StartupError for a port that can't be had."""
+        loop = asyncio.get_running_loop()
+        self._listener = self._listener or await listen(self._config)
+        self._lost = loop.create_future()
+        self._streams = self._make_streams()
+        self._servicer = self._make_servicer()
+        self._engine.attach(
+            deliver=_from_thread(loop, self._streams.deliver), lose=_from_thread(loop, self._lose)
+        )
+        server = self._listener.server
+        server.add_generic_rpc_handlers((handlers(self._servicer),))
+        await self._health.join(server)
+        await server.start()
+        await self._health.set(serving=True)
+
+    async def wait_lost(self) -> PipelineLost:
+        """Returns when the pipeline is lost, if ever."""
+        assert self._lost is not None, "start() first"
+        return await asyncio.shield(self._lost)
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Refuse new calls, let those open end within `grace_s`, end the rest with UNAVAILABLE."""
+        assert self._listener is not None, "start() first"
+        closing = ServerClosing("the server is shutting down")
+        await self._health_off()
+        await self._servicer.drain(self._loss() or closing, grace_s)
+        await self._listener.server.stop(STATUS_GRACE_S)
+
+    def _lose(self, error: PipelineLost) -> None:
+        """The pipeline is gone: every call, open or new, ends with `error`."""
+        assert self._lost is not None
+        if not self._lost.done():
+            self._lost.set_result(error)
+            self._servicer.refuse(error)
+            self._streams.lose(error)
+            self._farewell = asyncio.ensure_future(self._health_off())
+
+    def _loss(self) -> PipelineLost | None:
+        return self._lost.result() if self._lost and self._lost.done() else None
+
+    async def _health_off(self) -> None:
+        """Bounded: a watcher that doesn't read can hold the health service back."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STATUS_GRACE_S):
+                await self._health.set(serving=False)
+
+    def _make_streams(self) -> EngineStreams:
+        spec = self._engine.spec
+        return EngineStreams(
+            master=self._engine,
+            vocab_size=spec.vocab_size,
+            max_model_len=self._engine.max_model_len,
+            kv_tokens=self._engine.kv_tokens,
+            eos_token_ids=frozenset(spec.eos_token_ids) | frozenset(self._tokenizer.eos_token_ids),
+            max_queue=self._max_queue,
+        )
+
+    def _make_servicer(self) -> GenerateServicer:
+        return GenerateServicer(
+            streams=self._streams,
+            prompts=self._prompts,
+            assembler=lambda: Detokenizer(self._tokenizer),
+            info=self._info,
+        )
+
+    def _info(self) -> pb.ServerInfoResponse:
+        info = self._engine.info()
+        name = self._config.served_model_name or PurePath(info.model).name
+        return convert.server_info(info, model=name)
+
+
+def _from_thread(
+    loop: asyncio.AbstractEventLoop, callback: Callable[[T], None]
+) -> Callable[[T], None]:
+    """`callback` for use from the engine's thread; does nothing once the loop has closed."""
+
+    def call(argument: T) -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(callback, argument)
+
+    return call

@@ -1,0 +1,161 @@
+"""Between the public proto's words and ours.
+
+Refuses, field by field, what a request can't mean; the ranges of sampling
+parameters are checked by `SamplingParams.check`, the prompt's length and ids by
+`EngineStreams.open`. Knows nothing of RPCs, engines or tokenizers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from orca_dist import __version__
+from orca_dist.core import FinishReason
+from orca_dist.errors import InvalidRequest
+from orca_dist.params import SamplingParams
+from orca_dist.proto.v1 import generate_pb2 as pb
+from orca_dist.server.ports import EngineInfo, StageStatus
+
+PROMPT_KINDS = ("text", "token_ids", "chat")
+ROLES = ("system", "user", "assistant")
+MAX_REQUEST_ID_LEN = 256
+FINISH_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of an answer; `reason` is set on the last one. `num_tokens`: generated so far."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    reason: FinishReason | None
+    num_tokens: int
+
+
+def parse_request(data: bytes) -> pb.GenerateRequest:
+    """The request in `data`; raises InvalidRequest where it isn't one."""
+    try:
+        return pb.GenerateRequest.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequest(
+            "request", f"is not a valid orca.v1.GenerateRequest: {error}"
+        ) from None
+
+
+def request_id(request: pb.GenerateRequest) -> str:
+    """The client's id for the request, "" where it leaves the choice to us."""
+    if len(request.request_id) > MAX_REQUEST_ID_LEN:
+        raise InvalidRequest(
+            "request_id",
+            f"has {len(request.request_id)} characters; at most {MAX_REQUEST_ID_LEN} are allowed",
+        )
+    return request.request_id
+
+
+def prompt_kind(request: pb.GenerateRequest) -> str:
+    """Which of text, token_ids and chat is set; raises InvalidRequest unless it is one."""
+    kinds = [kind for kind in PROMPT_KINDS if request.HasField(kind)]
+    if len(kinds) != 1:
+        found = " and ".join(kinds) or "none"
+        raise InvalidRequest("prompt", f"set exactly one of text, token_ids and chat, not {found}")
+    return kinds[0]
+
+
+def text_prompt(request: pb.GenerateRequest) -> str:
+    if not request.text.strip():
+        raise InvalidRequest("text", "is empty or blank; give at least one visible character")
+    return request.text
+
+
+def token_prompt(request: pb.GenerateRequest) -> list[int]:
+    if not request.token_ids.ids:
+        raise InvalidRequest("token_ids", "is empty; give at least one token id")
+    return list(request.token_ids.ids)
+
+
+def chat_prompt(request: pb.GenerateRequest) -> list[dict[str, str]]:
+    """The messages as a chat template wants them."""
+    if not request.chat.messages:
+        raise InvalidRequest("chat", "has no messages; give at least one")
+    for index, message in enumerate(request.chat.messages):
+        if message.role not in ROLES:
+            raise InvalidRequest(
+                "chat", f"messages[{index}].role is {message.role!r}; known: {', '.join(ROLES)}"
+            )
+    return [{"role": message.role, "content": message.content} for message in request.chat.messages]
+
+
+def sampling_params(message: pb.SamplingParams) -> SamplingParams:
+    """Checked parameters: unset fields take the defaults; raises InvalidRequest naming the field."""
+    default = SamplingParams()
+    params = SamplingParams(
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else default.max_tokens,
+        temperature=message.temperature if message.HasField("temperature") else default.temperature,
+        top_k=message.top_k if message.HasField("top_k") else default.top_k,
+        top_p=message.top_p if message.HasField("top_p") else default.top_p,
+        min_p=message.min_p if message.HasField("min_p") else default.min_p,
+        seed=message.seed if message.HasField("seed") else default.seed,
+        ignore_eos=message.ignore_eos if message.HasField("ignore_eos") else default.ignore_eos,
+    )
+    params.check()
+    return params
+
+
+def usage(*, num_prompt_tokens: int, num_tokens: int) -> pb.Usage:
+    return pb.Usage(prompt_tokens=num_prompt_tokens, completion_tokens=num_tokens)
+
+
+def chunk(piece: Piece, *, request_id: str, num_prompt_tokens: int) -> pb.GenerateChunk:
+    """One message of a streamed answer; the last one carries finish_reason and usage."""
+    message = pb.GenerateChunk(request_id=request_id, text=piece.text, token_ids=piece.token_ids)
+    if piece.reason:
+        message.finish_reason = FINISH_REASONS[piece.reason]
+        message.usage.CopyFrom(
+            usage(num_prompt_tokens=num_prompt_tokens, num_tokens=piece.num_tokens)
+        )
+    return message
+
+
+def response(
+    pieces: Sequence[Piece], *, request_id: str, num_prompt_tokens: int
+) -> pb.GenerateResponse:
+    """A whole answer, from all of its pieces."""
+    last = pieces[-1]
+    assert last.reason is not None, "an answer ends with its reason"
+    return pb.GenerateResponse(
+        request_id=request_id,
+        text="".join(piece.text for piece in pieces),
+        token_ids=[token for piece in pieces for token in piece.token_ids],
+        finish_reason=FINISH_REASONS[last.reason],
+        usage=usage(num_prompt_tokens=num_prompt_tokens, num_tokens=last.num_tokens),
+    )
+
+
+def server_info(info: EngineInfo, *, model: str) -> pb.ServerInfoResponse:
+    return pb.ServerInfoResponse(
+        model=model,
+        stages=[_stage(stage) for stage in info.stages],
+        epoch=info.epoch,
+        max_model_len=info.max_model_len,
+        kv_tokens=info.kv_tokens,
+        version=__version__,
+    )
+
+
+def _stage(stage: StageStatus) -> pb.StageInfo:
+    return pb.StageInfo(
+        index=stage.index,
+        node=stage.node,
+        pid=stage.pid,
+        actor_id=stage.actor_id,
+        device=stage.device,
+        first_layer=stage.layers[0],
+        last_layer=stage.layers[-1],
+        state=stage.state,
+    )

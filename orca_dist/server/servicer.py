@@ -1,0 +1,169 @@
+"""orca.v1.GenerateService: one coroutine per call, from request to status.
+
+A call's stream is given back in a `finally`, whatever ended the call: an answer,
+a client that left, a deadline, an error. Requests arrive as bytes, so that a
+malformed one gets a status like any other bad request. Knows no engine: it
+speaks to EngineStreams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from orca_dist.engine.streams import EngineStreams, RequestStream
+from orca_dist.errors import InvalidRequest, OrcaError
+from orca_dist.proto.v1 import generate_pb2 as pb
+from orca_dist.server import convert
+from orca_dist.server.answers import TextAssembler, pieces
+from orca_dist.server.prompts import PromptReader
+
+SERVICE = "orca.v1.GenerateService"
+CODE_TRAILER = "orca-error"  # the error's stable code, for clients
+FIELD_TRAILER = "orca-field"  # the field of an invalid request
+MAX_MESSAGE_LEN = 1000  # statuses travel in headers, which have a limit of their own
+
+log = logging.getLogger(__name__)
+Context = grpc.aio.ServicerContext
+
+
+class ServerClosing(OrcaError):
+    """The server is shutting down."""
+
+    code = "server_closing"
+    status = "UNAVAILABLE"
+
+
+class GenerateServicer:
+    """The service's three calls. One loop only."""
+
+    def __init__(
+        self,
+        *,
+        streams: EngineStreams,
+        prompts: PromptReader,
+        assembler: Callable[[], TextAssembler],
+        info: Callable[[], pb.ServerInfoResponse],
+    ) -> None:
+        self._streams = streams
+        self._prompts = prompts
+        self._assembler = assembler
+        self._info = info
+        self._open: set[RequestStream] = set()
+        self._num_calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._refusal: OrcaError | None = None
+
+    async def generate_stream(self, data: bytes, context: Context) -> None:
+        """GenerateStream. A plain coroutine: a generator's `finally` waits for the collector."""
+        async with self._call(context), self._stream(data) as stream:
+            async for piece in pieces(stream, self._assembler()):
+                await context.write(
+                    convert.chunk(
+                        piece,
+                        request_id=stream.request_id,
+                        num_prompt_tokens=stream.num_prompt_tokens,
+                    )
+                )
+
+    async def generate(self, data: bytes, context: Context) -> pb.GenerateResponse:
+        """Generate."""
+        async with self._call(context), self._stream(data) as stream:
+            return convert.response(
+                [piece async for piece in pieces(stream, self._assembler())],
+                request_id=stream.request_id,
+                num_prompt_tokens=stream.num_prompt_tokens,
+            )
+
+    async def server_info(self, data: bytes, context: Context) -> pb.ServerInfoResponse:
+        """ServerInfo."""
+        async with self._call(context):
+            return self._info()
+
+    def refuse(self, error: OrcaError) -> None:
+        """From now on every call ends with `error`."""
+        self._refusal = error
+
+    async def drain(self, error: OrcaError, grace_s: float) -> None:
+        """Refuse new calls; those still open after `grace_s` end with `error`."""
+        self.refuse(error)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._idle.wait()
+        for stream in list(self._open):
+            stream.close()
+
+    @contextlib.asynccontextmanager
+    async def _call(self, context: Context) -> AsyncIterator[None]:
+        """The root of a call: counts it, and turns what it raises into its status."""
+        self._num_calls += 1
+        self._idle.clear()
+        try:
+            self._check_open()
+            yield
+        except OrcaError as error:
+            await _abort(context, self._refusal or error)
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            log.exception("a call failed")
+            await _abort(context, OrcaError("internal error; the server's log has the details"))
+        finally:
+            self._num_calls -= 1
+            if not self._num_calls:
+                self._idle.set()
+
+    @contextlib.asynccontextmanager
+    async def _stream(self, data: bytes) -> AsyncIterator[RequestStream]:
+        """The stream of the request in `data`; given back when the call ends."""
+        request = convert.parse_request(data)
+        request_id = convert.request_id(request)
+        params = convert.sampling_params(request.sampling)
+        prompt = await self._prompts.read(request)
+        self._check_open()
+        stream = self._streams.open(prompt=prompt, params=params, request_id=request_id)
+        self._open.add(stream)
+        try:
+            yield stream
+        finally:
+            stream.close()
+            self._open.discard(stream)
+
+    def _check_open(self) -> None:
+        if self._refusal:
+            raise self._refusal
+
+
+def handlers(servicer: GenerateServicer) -> grpc.GenericRpcHandler:
+    """The service for grpc.aio.Server.add_generic_rpc_handlers."""
+    serialize = pb.GenerateChunk.SerializeToString
+    return grpc.method_handlers_generic_handler(
+        SERVICE,
+        {
+            "GenerateStream": grpc.unary_stream_rpc_method_handler(
+                servicer.generate_stream, response_serializer=serialize
+            ),
+            "Generate": grpc.unary_unary_rpc_method_handler(
+                servicer.generate, response_serializer=pb.GenerateResponse.SerializeToString
+            ),
+            "ServerInfo": grpc.unary_unary_rpc_method_handler(
+                servicer.server_info, response_serializer=pb.ServerInfoResponse.SerializeToString
+            ),
+        },
+    )
+
+
+async def _abort(context: Context, error: OrcaError) -> Any:
+    """End the call with the error's status; raises, as grpc's abort does."""
+    trailers = [(CODE_TRAILER, error.code)]
+    if isinstance(error, InvalidRequest):
+        trailers.append((FIELD_TRAILER, error.field))
+    await context.abort(
+        grpc.StatusCode[error.status], str(error)[:MAX_MESSAGE_LEN], tuple(trailers)
+    )

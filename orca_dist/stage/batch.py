@@ -1,0 +1,127 @@
+"""From a plan to a flat mixed batch: the packing half of selective batching (Orca §3.2).
+
+Owns what this stage knows of its requests, which is only what plans said: admit
+brings one, step moves it, drop forgets it. Membership, memory and completion are
+never decided here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from orca_kernels import AttentionContext
+
+from orca_dist.proto.v1.control_pb2 import Admit, Plan, Sampling
+from orca_dist.stage.device import Device
+
+
+@dataclass(slots=True)
+class StageRequest:
+    """`slots` are the flat KV slots of positions 0, 1, ...; `blocks` the same in blocks."""
+
+    tokens: list[int]
+    blocks: torch.Tensor
+    slots: torch.Tensor
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """One entry that samples: `rows` of the batch need logits, the last gives the token.
+
+    `position` is that of the token to come.
+    """
+
+    id: int
+    rows: range
+    position: int
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedBatch:
+    """T = ΣL rows: the entries of a plan back to back, initiations and increments alike."""
+
+    token_ids_T: torch.Tensor
+    positions_T: torch.Tensor
+    context: AttentionContext
+    sampled: list[Sampled]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.positions_T)
+
+
+class RequestTable:
+    """The requests that plans have introduced to this stage."""
+
+    def __init__(self, *, block_size: int, max_len: int, device: Device) -> None:
+        self._block_size = block_size
+        self._positions = torch.arange(max_len)
+        self._offsets = torch.arange(block_size)
+        self._device = device
+        self._requests: dict[int, StageRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def apply(self, plan: Plan) -> None:
+        """Drops, then admits, then the tokens that steps bring."""
+        for request_id in plan.drops:
+            del self._requests[request_id]
+        for admit in plan.admits:
+            self._requests[admit.id] = self._introduce(admit)
+        taken = 0
+        for request_id, count in zip(plan.ids, plan.num_new_tokens, strict=True):
+            if count:
+                self._requests[request_id].tokens.extend(plan.new_tokens[taken : taken + count])
+                taken += count
+
+    def pack(self, plan: Plan) -> PackedBatch:
+        """The plan's steps as one batch; call apply() first."""
+        requests = [self._requests[request_id] for request_id in plan.ids]
+        spans = [slice(a, a + n) for a, n in zip(plan.starts, plan.lengths, strict=True)]
+        pairs = list(zip(requests, spans, strict=True))
+        token_ids = [token for request, span in pairs for token in request.tokens[span]]
+        upload = self._device.upload
+        return PackedBatch(
+            token_ids_T=upload(torch.tensor(token_ids)),
+            positions_T=upload(torch.cat([self._positions[span] for span in spans])),
+            context=AttentionContext(
+                starts=list(plan.starts),
+                lengths=list(plan.lengths),
+                blocks=[request.blocks for request in requests],
+                slots_T=upload(torch.cat([request.slots[span] for request, span in pairs])),
+            ),
+            sampled=self._sampled(plan),
+        )
+
+    def _introduce(self, admit: Admit) -> StageRequest:
+        blocks = torch.tensor(admit.blocks)
+        slots = (blocks[:, None] * self._block_size + self._offsets).flatten()
+        return StageRequest(
+            tokens=list(admit.tokens),
+            blocks=self._device.upload(blocks),
+            slots=slots,
+            sampling=admit.sampling,
+        )
+
+    def _sampled(self, plan: Plan) -> list[Sampled]:
+        sampled, row = [], 0
+        columns = zip(plan.ids, plan.starts, plan.lengths, plan.samples, strict=True)
+        for request_id, start, length, samples in columns:
+            row += length
+            if not samples:
+                continue
+            sampling = self._requests[request_id].sampling
+            first = row - length if sampling.return_logits else row - 1
+            sampled.append(
+                Sampled(
+                    id=request_id,
+                    rows=range(first, row),
+                    position=start + length,
+                    sampling=sampling,
+                )
+            )
+        return sampled

@@ -1,0 +1,66 @@
+"""The stage's end of the control stream: dials the engine master and stays on the line.
+
+Knows the protocol's order (hello, setup, open, plans), not what a stage does.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import queue
+import socket
+from collections.abc import Iterator
+
+import grpc
+
+from orca_dist import __version__
+from orca_dist.bootstrap import StageBootstrap
+from orca_dist.proto.v1.control_pb2 import Hello, MasterMessage, StageMessage
+from orca_dist.proto.v1.control_pb2_grpc import ControlServiceStub
+
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class ControlLink:
+    """One stream for the stage's whole life. send() is thread-safe and returns at once."""
+
+    def __init__(self, bootstrap: StageBootstrap) -> None:
+        self._outbox: queue.SimpleQueue[StageMessage | None] = queue.SimpleQueue()
+        self._channel = grpc.insecure_channel(bootstrap.control_address, options=CHANNEL_OPTIONS)
+        stub = ControlServiceStub(self._channel)
+        self._incoming = stub.Connect(iter(self._outbox.get, None), wait_for_ready=True)
+
+    def send(self, message: StageMessage) -> None:
+        self._outbox.put(message)
+
+    def messages(self) -> Iterator[MasterMessage]:
+        """The master's messages; ends when the stream does, for whatever reason."""
+        try:
+            yield from self._incoming
+        except grpc.RpcError:
+            return
+
+    def close(self) -> None:
+        """Flush what was sent, then hang up."""
+        self._outbox.put(None)
+        self._channel.close()
+
+
+def hello(bootstrap: StageBootstrap, *, actor_id: str, torch_version: str) -> StageMessage:
+    """Who this stage is, for the master's books and logs."""
+    return StageMessage(
+        hello=Hello(
+            secret=bootstrap.secret,
+            stage=bootstrap.stage,
+            pid=os.getpid(),
+            node=socket.gethostname(),
+            actor_id=actor_id,
+            versions=f"python {platform.python_version()}, torch {torch_version}, "
+            f"orca_dist {__version__}",
+            host=bootstrap.host,
+        )
+    )

@@ -1,0 +1,56 @@
+"""The small seam that keeps a device's manners out of the rest of the stage.
+
+Work on a device may run behind the caller; only download() waits for it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class Device(Protocol):
+    """Where a stage computes."""
+
+    @property
+    def torch_device(self) -> torch.device: ...
+
+    def upload(self, host: torch.Tensor) -> torch.Tensor:
+        """A host tensor on the device; may still be on its way."""
+        ...
+
+    def download(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A device tensor on the host, complete."""
+        ...
+
+
+class CpuDevice:
+    """Everything is where it is, and done when it returns."""
+
+    torch_device = torch.device("cpu")
+
+    def upload(self, host: torch.Tensor) -> torch.Tensor:
+        return host
+
+    def download(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
+class CudaDevice:
+    """One GPU; uploads go through pinned memory so that they don't wait."""
+
+    def __init__(self, index: int = 0) -> None:
+        self.torch_device = torch.device("cuda", index)
+        torch.cuda.set_device(self.torch_device)
+
+    def upload(self, host: torch.Tensor) -> torch.Tensor:
+        return host.pin_memory().to(self.torch_device, non_blocking=True)
+
+    def download(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to("cpu")
+
+
+def make_device(name: str) -> Device:
+    """`cpu` or `cuda` (the one GPU that the launcher gave this stage)."""
+    return CudaDevice() if name == "cuda" else CpuDevice()

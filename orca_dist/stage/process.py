@@ -1,0 +1,115 @@
+"""Runs a StageWorker on a control stream: a control thread and a compute thread.
+
+The control thread (the caller's) answers pings at once, whatever the compute
+thread is stuck in, and ends the stage when the master hangs up. As a script it
+is the local launcher's stage process; its bootstrap comes as JSON on stdin, so
+that no secret stands on a command line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+
+import torch
+
+from orca_dist.bootstrap import StageBootstrap
+from orca_dist.proto.v1.control_pb2 import (
+    Failure,
+    MasterMessage,
+    Ping,
+    Pong,
+    Ready,
+    StageMessage,
+)
+from orca_dist.stage.control import ControlLink, hello
+from orca_dist.stage.worker import StageWorker
+
+Job = tuple[MasterMessage, float]  # a message and when it arrived
+
+
+class ComputeThread:
+    """Takes messages in order; the first exception is reported and ends it."""
+
+    def __init__(self, worker: StageWorker, send: Callable[[StageMessage], None]) -> None:
+        self._worker = worker
+        self._send = send
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="stage-compute", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, message: MasterMessage) -> None:
+        self._jobs.put((message, self._worker.trace.now()))
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._handle(*self._jobs.get())
+        except Exception as error:  # noqa: BLE001  the stage's root: reported, never swallowed
+            text = f"{type(error).__name__}: {error}"
+            self._send(
+                StageMessage(failure=Failure(message=text, traceback=traceback.format_exc()))
+            )
+
+    def _handle(self, message: MasterMessage, received_s: float) -> None:
+        kind = message.WhichOneof("kind")
+        if kind == "plan":
+            if result := self._worker.run(message.plan, received_s):
+                self._send(StageMessage(result=result))
+        elif kind == "setup":
+            self._send(StageMessage(loaded=self._worker.load(message.setup)))
+        elif kind == "open":
+            self._worker.open(message.open)
+            self._send(StageMessage(ready=Ready()))
+
+
+def serve_stage(bootstrap: StageBootstrap, worker: StageWorker, *, actor_id: str = "") -> bool:
+    """Serve until the master says close (True) or hangs up (False)."""
+    link = ControlLink(bootstrap)
+    compute = ComputeThread(worker, link.send)
+    compute.start()
+    link.send(hello(bootstrap, actor_id=actor_id, torch_version=torch.__version__))
+    closed = False
+    for message in link.messages():
+        kind = message.WhichOneof("kind")
+        if kind == "ping":
+            link.send(StageMessage(pong=_pong(worker, message.ping)))
+        elif kind == "close":
+            closed = True
+            break
+        else:
+            compute.put(message)
+    link.close()
+    return closed
+
+
+def _pong(worker: StageWorker, ping: Ping) -> Pong:
+    progress = worker.trace.progress
+    return Pong(
+        nonce=ping.nonce,
+        last_seq=progress.last_seq,
+        phase=progress.phase,
+        since_s=worker.trace.now() - progress.since_s,
+        trace=worker.trace.drain(),
+    )
+
+
+def main(make_worker: Callable[..., StageWorker] = StageWorker) -> None:
+    """The local stage process. Leaves by os._exit: a compute thread may be stuck in a wait."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the master's to handle
+    bootstrap = StageBootstrap(**json.loads(sys.stdin.readline()))
+    closed = serve_stage(bootstrap, make_worker(host=bootstrap.host))
+    sys.stderr.flush()
+    os._exit(0 if closed else 1)
+
+
+if __name__ == "__main__":
+    main()

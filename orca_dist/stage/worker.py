@@ -1,0 +1,200 @@
+"""StageWorker: a block of layers, its KV, its two links, and the loop body over plans.
+
+A plain class: actor.py is a thin Ray shell around it, process.py runs it in a
+local process. Follows plans in order and decides nothing. Only the last stage
+waits for its device; the others hand their output on and take the next plan.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from orca_kernels import attention_backend
+
+from orca_dist.models.decoder import Decoder
+from orca_dist.proto.v1.control_pb2 import (
+    FailedRequest,
+    Loaded,
+    Logits,
+    Open,
+    Plan,
+    Result,
+    Setup,
+)
+from orca_dist.spec import ModelSpec, load_spec
+from orca_dist.stage.batch import PackedBatch, RequestTable, Sampled
+from orca_dist.stage.device import Device, make_device
+from orca_dist.stage.kv_store import KVStore
+from orca_dist.stage.sampler import sample_row
+from orca_dist.stage.trace import StagePhase, StageTrace, TraceRow
+from orca_dist.transport.channel import Channel
+from orca_dist.transport.links import LinkConfig, open_links
+from orca_dist.transport.rendezvous import host_store, join_store
+from orca_dist.weights.checkpoint import Checkpoint
+from orca_dist.weights.names import stage_tensors
+
+
+class StageWorker:
+    """Life: load(), open() once an epoch, run() a plan at a time, close()."""
+
+    trace: StageTrace
+    _spec: ModelSpec
+    _setup: Setup
+    _device: Device
+    _dtype: torch.dtype
+    _decoder: Decoder
+    _table: RequestTable
+    _cache: KVStore
+
+    def __init__(self, *, host: str) -> None:
+        self.host = host
+        self.trace = StageTrace()
+        self._store: dist.Store | None = None
+        self._previous: Channel | None = None
+        self._next: Channel | None = None
+
+    # ---- start ---------------------------------------------------------
+
+    def load(self, setup: Setup) -> Loaded:
+        """Read this stage's tensors, and no others, straight to its device."""
+        torch.set_num_threads(setup.num_threads)
+        self._setup = setup
+        self._spec = load_spec(Path(setup.model))
+        self._device = make_device(setup.device)
+        self._dtype = getattr(torch, setup.dtype)
+        device = self._device.torch_device
+        weights = self._read_weights()
+        self._decoder = Decoder(
+            spec=self._spec,
+            layers=self._layers,
+            weights=weights,
+            backend=attention_backend(device),
+            device=device,
+            dtype=self._dtype,
+        )
+        return Loaded(
+            device=str(device),
+            weight_bytes=sum(tensor.nbytes for tensor in weights.values()),
+            store_address=self._host_store() if setup.stage == 0 else "",
+        )
+
+    def open(self, epoch: Open) -> None:
+        """Make this epoch's links and an empty KV store."""
+        setup = self._setup
+        store = self._store or join_store(epoch.store_address, epoch.link_timeout_s)
+        config = LinkConfig(
+            kind=setup.link,
+            stage=setup.stage,
+            num_stages=setup.num_stages,
+            host=self.host,
+            device=self._device.torch_device,
+            timeout_s=epoch.link_timeout_s,
+            max_pending=setup.inflight,
+        )
+        self._previous, self._next = open_links(config, store, epoch.epoch)
+        self._table = RequestTable(
+            block_size=setup.block_size, max_len=self._spec.max_model_len, device=self._device
+        )
+        self._cache = KVStore(
+            spec=self._spec,
+            layers=self._layers,
+            num_blocks=epoch.num_blocks,
+            block_size=setup.block_size,
+            dtype=self._dtype,
+            device=self._device.torch_device,
+        )
+
+    def _read_weights(self) -> dict[str, torch.Tensor]:
+        """This stage's tensors under our names."""
+        checkpoint = Checkpoint(Path(self._setup.model))
+        names = stage_tensors(self._spec, self._layers, checkpoint.names())
+        tensors = checkpoint.read(
+            names.values(), dtype=self._dtype, device=self._device.torch_device
+        )
+        return {ours: tensors[theirs] for ours, theirs in names.items()}
+
+    @property
+    def _layers(self) -> range:
+        return range(self._setup.first_layer, self._setup.end_layer)
+
+    def _host_store(self) -> str:
+        self._store, address = host_store(self.host, timeout_s=300.0)
+        return address
+
+    # ---- the loop's body -----------------------------------------------
+
+    @torch.inference_mode()
+    def run(self, plan: Plan, received_s: float) -> Result | None:
+        """One iteration; the last stage returns its tokens, the others send x on."""
+        self._table.apply(plan)
+        if not plan.ids:
+            return None
+        row = TraceRow(plan.seq, received_s)
+        batch = self._table.pack(plan)
+        x_TH = self._input(batch)
+        row.input_ready_s = row.compute_start_s = self.trace.enter(StagePhase.COMPUTING)
+        x_TH = self.compute(x_TH, batch)
+        result = self._sample(x_TH, batch, plan.seq) if self._next is None else None
+        row.compute_end_s = self.trace.enter(StagePhase.SENDING)
+        row.bytes_sent = self._send(x_TH)
+        row.sent_s = self.trace.now()
+        self.trace.complete(row)
+        return result
+
+    def compute(self, x_TH: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+        """This stage's layers over the whole batch."""
+        return self._decoder.forward(x_TH, batch.positions_T, self._cache, batch.context)
+
+    def close(self) -> None:
+        for channel in (self._previous, self._next):
+            if channel is not None:
+                channel.close()
+
+    def _input(self, batch: PackedBatch) -> torch.Tensor:
+        """The first stage embeds tokens; the others receive, knowing the shape from the plan."""
+        self.trace.enter(StagePhase.RECEIVING)
+        if self._previous is None:
+            return self._decoder.embed(batch.token_ids_T)
+        x_TH = torch.empty(
+            (batch.num_rows, self._spec.hidden_size),
+            dtype=self._dtype,
+            device=self._device.torch_device,
+        )
+        self._previous.recv(x_TH)
+        return x_TH
+
+    def _send(self, x_TH: torch.Tensor) -> int:
+        if self._next is None:
+            return 0
+        before = self._next.bytes_sent
+        self._next.send(x_TH)
+        return self._next.bytes_sent - before
+
+    # ---- the last stage's end ------------------------------------------
+
+    def _sample(self, x_TH: torch.Tensor, batch: PackedBatch, seq: int) -> Result:
+        """Head on the rows that sample only, then one token an entry."""
+        result = Result(seq=seq)
+        if not batch.sampled:
+            return result
+        rows = [row for entry in batch.sampled for row in entry.rows]
+        logits_RV = self._device.download(self._decoder.logits(x_TH[rows]))
+        end = 0
+        for entry in batch.sampled:
+            end += len(entry.rows)
+            self._sample_entry(result, entry, logits_RV[end - len(entry.rows) : end])
+        return result
+
+    def _sample_entry(self, result: Result, entry: Sampled, logits_LV: torch.Tensor) -> None:
+        try:
+            token = sample_row(logits_LV[-1], entry.sampling, entry.position)
+        except ValueError as error:
+            result.failed.append(FailedRequest(id=entry.id, message=str(error)))
+            return
+        result.ids.append(entry.id)
+        result.num_tokens.append(1)
+        result.tokens.append(token)
+        if entry.sampling.return_logits:
+            result.logits.append(Logits(id=entry.id, rows=logits_LV.numpy().tobytes()))

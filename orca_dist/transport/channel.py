@@ -1,0 +1,36 @@
+"""A one-way link between two neighbouring stages.
+
+Carries flat [T, H] tensors whose shape both ends know from the plan: nothing
+but their bytes travels. Order on a link is plan order.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class Channel(Protocol):
+    """One end of a link. Errors of a broken or timed-out link are LinkError."""
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload handed to send() so far."""
+        ...
+
+    def send(self, x_TH: torch.Tensor) -> None:
+        """Hands x over and returns; x stays referenced until it has been sent."""
+        ...
+
+    def recv(self, x_TH: torch.Tensor) -> None:
+        """Fills x with the oldest tensor sent; waits for it."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of the link. Any number of times."""
+        ...
+
+
+class LinkError(Exception):
+    """The neighbour is gone, or silent for longer than the link's time limit."""

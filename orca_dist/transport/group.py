@@ -1,0 +1,64 @@
+"""A link over a two-member torch.distributed group, whatever its backend.
+
+Member 0 is the upstream stage. One group a neighbour pair, built directly
+rather than carved from a global one: a replaced stage re-makes two links, and no
+link's sends queue behind another's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+
+from orca_dist.transport.channel import LinkError
+
+UPSTREAM, DOWNSTREAM = 0, 1
+
+
+class GroupChannel:
+    """One end of a link.
+
+    gloo never reports a send as completed before it is waited for, so a send is
+    waited for when `max_pending` later ones have been posted; with as many plans
+    in flight that wait is over before it begins.
+    """
+
+    def __init__(self, group: Any, *, member: int, max_pending: int) -> None:
+        self._group: Any = group
+        self._peer = 1 - member
+        self._max_pending = max_pending
+        self._pending: deque[tuple[Any, torch.Tensor]] = deque()
+        self._bytes_sent = 0
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._bytes_sent
+
+    def send(self, x_TH: torch.Tensor) -> None:
+        try:
+            self._pending.append((self._group.send([x_TH], self._peer, 0), x_TH))
+            while len(self._pending) > self._max_pending:
+                self._pending.popleft()[0].wait()
+        except RuntimeError as error:
+            raise LinkError(f"sending to the next stage failed: {error}") from error
+        self._bytes_sent += x_TH.numel() * x_TH.element_size()
+
+    def recv(self, x_TH: torch.Tensor) -> None:
+        try:
+            self._group.recv([x_TH], self._peer, 0).wait()
+        except RuntimeError as error:
+            raise LinkError(f"receiving from the previous stage failed: {error}") from error
+
+    def close(self) -> None:
+        self._pending.clear()
+        self._group = None
+
+
+def greet(channel: GroupChannel, member: int, probe: torch.Tensor) -> None:
+    """Pass one dummy tensor down the link, so that it exists before the first plan."""
+    if member == UPSTREAM:
+        channel.send(probe)
+    else:
+        channel.recv(probe)

@@ -1,0 +1,71 @@
+"""A stage's two links, made at the start of an epoch in one fixed order.
+
+Every stage makes the link to its predecessor first, then the one to its
+successor: the chain forms from stage 0 on and can't wait in a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from orca_dist.transport.channel import Channel
+from orca_dist.transport.gloo import gloo_channel
+from orca_dist.transport.group import DOWNSTREAM, UPSTREAM
+from orca_dist.transport.host import HostChannel
+from orca_dist.transport.nccl import nccl_channel
+from orca_dist.transport.rendezvous import pair_store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkConfig:
+    """`kind` is gloo, nccl or host; `host` is this stage's cluster address."""
+
+    kind: str
+    stage: int
+    num_stages: int
+    host: str
+    device: torch.device
+    timeout_s: float
+    max_pending: int
+
+
+def open_links(
+    config: LinkConfig, store: dist.Store, epoch: int
+) -> tuple[Channel | None, Channel | None]:
+    """The links to the previous and the next stage; None at the pipeline's ends."""
+    stage = config.stage
+    has_previous, has_next = stage > 0, stage < config.num_stages - 1
+    previous = (
+        _make(config, pair_store(store, epoch, stage - 1), DOWNSTREAM) if has_previous else None
+    )
+    following = _make(config, pair_store(store, epoch, stage), UPSTREAM) if has_next else None
+    return previous, following
+
+
+def _make(config: LinkConfig, store: dist.Store, member: int) -> Channel:
+    makers: dict[str, Callable[[], Channel]] = {
+        "gloo": lambda: _gloo(config, store, member),
+        "host": lambda: HostChannel(_gloo(config, store, member)),
+        "nccl": lambda: nccl_channel(
+            store,
+            member=member,
+            device=config.device,
+            timeout_s=config.timeout_s,
+            max_pending=config.max_pending,
+        ),
+    }
+    return makers[config.kind]()
+
+
+def _gloo(config: LinkConfig, store: dist.Store, member: int) -> Channel:
+    return gloo_channel(
+        store,
+        member=member,
+        host=config.host,
+        timeout_s=config.timeout_s,
+        max_pending=config.max_pending,
+    )

@@ -1,0 +1,38 @@
+"""A link inside one process, for stages that run as threads."""
+
+from __future__ import annotations
+
+import queue
+
+import torch
+
+from orca_dist.transport.channel import LinkError
+
+
+class LoopbackChannel:
+    """Both ends of a link; what is sent is copied, as on a wire."""
+
+    def __init__(self, timeout_s: float = 60.0) -> None:
+        self._queue: queue.SimpleQueue[torch.Tensor | None] = queue.SimpleQueue()
+        self._timeout_s = timeout_s
+        self._bytes_sent = 0
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._bytes_sent
+
+    def send(self, x_TH: torch.Tensor) -> None:
+        self._queue.put(x_TH.clone())
+        self._bytes_sent += x_TH.numel() * x_TH.element_size()
+
+    def recv(self, x_TH: torch.Tensor) -> None:
+        try:
+            sent = self._queue.get(timeout=self._timeout_s)
+        except queue.Empty:
+            raise LinkError(f"nothing was sent within {self._timeout_s} s") from None
+        if sent is None:
+            raise LinkError("the link was closed")
+        x_TH.copy_(sent)
+
+    def close(self) -> None:
+        self._queue.put(None)

@@ -1,0 +1,226 @@
+"""Converts a llama-architecture GGUF file to a Hugging Face folder with bf16 weights.
+
+Quantised tensors are dequantised a few rows at a time, so memory stays small. GGUF
+keeps the rows of q and k in another order (rotary pairs side by side); that is undone.
+What can't be converted faithfully is refused by name. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, dequantize, quantize
+
+from orca_dist.errors import ModelError
+from orca_dist.spec import ModelSpec, parse_spec
+from orca_dist.weights.atomic import new_folder
+from orca_dist.weights.gguf_file import GgufFile
+from orca_dist.weights.gguf_text import eos_token_ids, write_tokenizer
+from orca_dist.weights.headers import SINGLE_FILE
+from orca_dist.weights.names import gguf_tensors, model_tensors, tensor_shapes
+from orca_dist.weights.progress import byte_progress
+
+SUPPORTED_TYPES = tuple(
+    GGMLQuantizationType[name]
+    for name in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+)
+_CHUNK_ELEMENTS = 4 << 20
+_BF16_BYTES = 2
+_HEADER_ALIGNMENT = 8
+
+Permuted = Callable[[np.ndarray], np.ndarray]
+
+
+def convert_gguf(src: Path, dst: Path) -> Path:
+    """Writes `src` as the Hugging Face folder `dst`, whole or not at all; returns `dst`.
+
+    Raises ModelError for a file that is damaged or of another architecture, a tensor type
+    that isn't supported, a target that is taken, or a full disk. Shows a bar on stderr.
+    """
+    source = GgufFile(src)
+    with new_folder(dst) as folder:
+        write_model(source, folder)
+    return dst
+
+
+def write_model(source: GgufFile, folder: Path) -> None:
+    """Config, tokenizer and weights of `source`, into an existing folder."""
+    config = _config(source)
+    spec = parse_spec(config)
+    tensors = _tensors(source, spec)
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", _token_config(source))
+    write_tokenizer(source, folder, max_model_len=spec.max_model_len)
+    _write_weights(source, spec, tensors, folder / SINGLE_FILE)
+
+
+def _config(source: GgufFile) -> dict[str, Any]:
+    _refuse_unsupported(source)
+    heads = _count(source, "llama.attention.head_count")
+    hidden = _count(source, "llama.embedding_length")
+    head_dim = source.get("llama.attention.key_length") or hidden // heads
+    _refuse_partial_rotary(source, head_dim)
+    rope_theta = _rounded(source.get("llama.rope.freq_base", 10000.0))
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": source.shape("token_embd.weight")[0],
+        "hidden_size": hidden,
+        "intermediate_size": _count(source, "llama.feed_forward_length"),
+        "num_hidden_layers": _count(source, "llama.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": source.get("llama.attention.head_count_kv") or heads,
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": _count(source, "llama.context_length"),
+        "rms_norm_eps": _rounded(source.need("llama.attention.layer_norm_rms_epsilon")),
+        "rope_theta": rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": rope_theta},
+        "attention_bias": _any_bias(source, "attn"),
+        "mlp_bias": _any_bias(source, "ffn"),
+        "tie_word_embeddings": "output.weight" not in source.tensors,
+        "dtype": "bfloat16",
+        **_token_config(source),
+    }
+
+
+def _refuse_unsupported(source: GgufFile) -> None:
+    architecture = source.get("general.architecture")
+    if architecture != "llama":
+        raise ModelError(
+            f"{source.path}: architecture {architecture!r} is not supported; supported: llama"
+        )
+    if source.get("split.count", 0) > 1:
+        raise ModelError(f"{source.path} is one part of several: merge them into one file first")
+    if source.get("llama.expert_count", 0) > 0:
+        raise ModelError(f"{source.path}: mixture-of-experts models are not supported")
+    scaling = source.get("llama.rope.scaling.type", "none")
+    if scaling != "none":
+        raise ModelError(f"{source.path}: rope scaling {scaling!r} is not supported")
+    if "token_embd.weight" not in source.tensors:
+        raise ModelError(f"{source.path}: the tensor token_embd.weight is missing")
+
+
+def _refuse_partial_rotary(source: GgufFile, head_dim: int) -> None:
+    rotary = source.get("llama.rope.dimension_count", head_dim)
+    if rotary != head_dim:
+        raise ModelError(
+            f"{source.path}: rotary embedding of {rotary} of {head_dim} head dimensions "
+            "is not supported; it must cover all of them"
+        )
+
+
+def _count(source: GgufFile, key: str) -> int:
+    value = source.need(key)
+    if not isinstance(value, int) or value < 1:
+        raise ModelError(f"{source.path}: {key} = {value!r}: needs a positive whole number")
+    return value
+
+
+def _rounded(value: float) -> float:
+    """The shortest decimal of a float32: 1e-05 rather than 9.999999747378752e-06."""
+    return float(str(np.float32(value)))
+
+
+def _any_bias(source: GgufFile, part: str) -> bool:
+    return any(
+        name.startswith(f"blk.0.{part}_") and name.endswith(".bias") for name in source.tensors
+    )
+
+
+def _token_config(source: GgufFile) -> dict[str, Any]:
+    eos = eos_token_ids(source)
+    ids = {
+        "bos_token_id": source.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": eos[0] if len(eos) == 1 else list(eos) or None,
+        "pad_token_id": source.get("tokenizer.ggml.padding_token_id"),
+    }
+    return {key: value for key, value in ids.items() if value is not None}
+
+
+def _tensors(source: GgufFile, spec: ModelSpec) -> dict[str, str]:
+    """Hugging Face's name -> GGUF's, of exactly the tensors that the model needs."""
+    table = gguf_tensors(spec.num_layers)
+    for name, tensor in source.tensors.items():
+        if name not in table:
+            raise ModelError(f"{source.path}: the tensor {name} has no place in a llama model")
+        if tensor.tensor_type not in SUPPORTED_TYPES:
+            supported = ", ".join(kind.name for kind in SUPPORTED_TYPES)
+            raise ModelError(
+                f"{source.path}: the tensor {name} is {tensor.tensor_type.name}, "
+                f"which is not supported; supported: {supported}"
+            )
+    by_hf = {table[name]: name for name in source.tensors}
+    shapes = tensor_shapes(spec, model_tensors(spec, by_hf))
+    for hf, shape in shapes.items():
+        _check_tensor(source, hf, by_hf.get(hf), shape)
+    return {hf: by_hf[hf] for hf in shapes}
+
+
+def _check_tensor(source: GgufFile, hf: str, name: str | None, shape: tuple[int, ...]) -> None:
+    if name is None:
+        raise ModelError(f"{source.path}: the tensor for {hf} is missing")
+    if source.shape(name) != shape:
+        raise ModelError(
+            f"{source.path}: the tensor {name} has shape {list(source.shape(name))}, "
+            f"its metadata makes it {list(shape)}"
+        )
+
+
+def _write_weights(
+    source: GgufFile, spec: ModelSpec, tensors: Mapping[str, str], path: Path
+) -> None:
+    """One safetensors file, tensor after tensor."""
+    shapes = {hf: source.shape(name) for hf, name in tensors.items()}
+    total_bytes = _BF16_BYTES * sum(prod(shape) for shape in shapes.values())
+    with path.open("wb") as file, byte_progress("converting", total_bytes) as advance:
+        file.write(_safetensors_header(shapes))
+        for hf, name in tensors.items():
+            for chunk in _bf16_chunks(source, name, _permutation(hf, spec)):
+                advance(file.write(chunk))
+
+
+def _safetensors_header(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
+    document: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    begin = 0
+    for name, shape in shapes.items():
+        end = begin + _BF16_BYTES * prod(shape)
+        document[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+        begin = end
+    header = json.dumps(document).encode()
+    header += b" " * (-len(header) % _HEADER_ALIGNMENT)
+    return len(header).to_bytes(8, "little") + header
+
+
+def _bf16_chunks(source: GgufFile, name: str, permuted: Permuted) -> Iterator[bytes]:
+    """The tensor's bf16 bytes, some rows at a time."""
+    tensor = source.tensors[name]
+    rows = permuted(tensor.data)
+    step = max(1, _CHUNK_ELEMENTS * len(rows) // int(tensor.n_elements))
+    for start in range(0, len(rows), step):
+        wide = dequantize(rows[start : start + step], tensor.tensor_type)
+        yield quantize(np.ascontiguousarray(wide), GGMLQuantizationType.BF16).tobytes()
+
+
+def _permutation(hf: str, spec: ModelSpec) -> Permuted:
+    """Undoes GGUF's order of rows; quantised rows move whole, so before dequantising."""
+    if ".q_proj." in hf:
+        return lambda rows: _halves_apart(rows, spec.num_heads)
+    if ".k_proj." in hf:
+        return lambda rows: _halves_apart(rows, spec.num_kv_heads)
+    return lambda rows: rows
+
+
+def _halves_apart(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """Per head: rows a0 b0 a1 b1 ... to a0 a1 ... b0 b1 ..."""
+    paired = rows.reshape(num_heads, -1, 2, *rows.shape[1:])
+    return paired.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
