@@ -85,6 +85,11 @@ class EngineConfig:
     link_timeout_s: float = 300.0
     """Longest wait of one stage for another on the data plane."""
 
+    def __post_init__(self) -> None:
+        """Plain words do for closed sets: device="cpu"."""
+        for name, kind in _CLOSED_SETS.items():
+            object.__setattr__(self, name, _word(kind, name, getattr(self, name)))
+
     def check(self) -> None:
         """Raises ConfigError naming the first field that is out of its range."""
         for name in ("stages", "max_batch_size", "max_batch_tokens", "block_size", "min_chunk"):
@@ -119,6 +124,21 @@ class LogConfig:
 
     log_level: str = "info"
     """debug, info, warning or error."""
+
+
+_CLOSED_SETS: dict[str, type[StrEnum]] = {
+    "launcher": Launcher,
+    "device": DeviceKind,
+    "dtype": Dtype,
+    "forming": Forming,
+}
+
+
+def _word(kind: type[StrEnum], name: str, value: str) -> StrEnum:
+    try:
+        return kind(value)
+    except ValueError:
+        raise ConfigError(f"{name} = {value}: must be one of {', '.join(kind)}") from None
 
 
 def _at_least_one(name: str, value: int) -> None:

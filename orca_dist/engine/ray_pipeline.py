@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -30,6 +30,7 @@ from orca_dist.errors import StartupError
 log = logging.getLogger(__name__)
 
 LEAVE_TIMEOUT_S = 5.0
+LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 80 * 2**20  # the smallest that Ray takes; no object ever goes there
 MAX_TEMP_DIR_LEN = 40  # Ray's socket paths below it must stay within 107 bytes
 
@@ -56,13 +57,14 @@ class RayPlacement:
         self._serving: list[Any] = []
         self._closed = False
         self._connect()
-        self.control_host: str = ray.util.get_node_ip_address()
+        self.control_host: str = ray.util.get_node_ip_address() if config.address else LOOPBACK
 
     def launch(self, bootstraps: Sequence[StageBootstrap], on_death: OnDeath) -> None:
         self._group = self._place()
         for bootstrap in bootstraps:
             actor = self._actor(bootstrap.stage)
-            serving = actor.serve.remote(bootstrap)
+            host = "" if self._config.address else LOOPBACK
+            serving = actor.serve.remote(replace(bootstrap, host=host))
             self._actors.append(actor)
             self._serving.append(serving)
             threading.Thread(
@@ -102,7 +104,7 @@ class RayPlacement:
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE_BYTES,
                 _temp_dir=self._private_dir,
-                _node_ip_address="127.0.0.1",
+                _node_ip_address=LOOPBACK,
                 **quiet,
             )
 

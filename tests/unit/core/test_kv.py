@@ -20,8 +20,8 @@ def test_slots_are_rounded_up_to_blocks() -> None:
     assert memory.used == 64
 
 
-def test_blocks_are_handed_out_from_zero_the_last_returned_first() -> None:
-    """Same events, same blocks: plans must not depend on anything else."""
+def test_same_calls_give_the_same_blocks_lowest_first() -> None:
+    """Plans must not depend on anything but the events."""
     runs = []
     for _ in range(2):
         memory = ReserveMemory(num_blocks=4, block_size=1)
@@ -32,7 +32,7 @@ def test_blocks_are_handed_out_from_zero_the_last_returned_first() -> None:
     first, second, again = runs[0]
     assert sorted(first or []) == [0, 1]
     assert sorted(second or []) == [2, 3]
-    assert again == first
+    assert sorted(again or []) == [0, 1]
 
 
 def test_no_room_is_none_and_takes_nothing() -> None:
@@ -48,7 +48,7 @@ def test_no_room_is_none_and_takes_nothing() -> None:
 
 def test_all_of_it_fits_and_one_slot_more_never_does() -> None:
     memory = ReserveMemory(num_blocks=3, block_size=2)
-    with pytest.raises(NeverFits, match="^needs 7 KV slots, the pipeline has 6$") as refusal:
+    with pytest.raises(NeverFits, match=r"^needs 7 KV slots, the pipeline has 6$") as refusal:
         memory.allocate(1, 7)
     assert (refusal.value.needed, refusal.value.capacity) == (7, 6)
     assert memory.used == 0

@@ -16,10 +16,10 @@ CORE = Path(orca_dist.core.__file__).parent
 FILES = sorted(CORE.rglob("*.py"))
 
 # Of the standard library, what would bring a clock, chance, files or threads into the core.
-IMPURE = frozenset(
-    "asyncio concurrent datetime io logging multiprocessing os pathlib random secrets shutil "
-    "signal socket subprocess tempfile threading time uuid".split()
-)
+IMPURE_TIME = {"datetime", "time", "random", "secrets", "uuid"}
+IMPURE_FILES = {"io", "logging", "os", "pathlib", "shutil", "socket", "tempfile"}
+IMPURE_TASKS = {"asyncio", "concurrent", "multiprocessing", "signal", "subprocess", "threading"}
+IMPURE = IMPURE_TIME | IMPURE_FILES | IMPURE_TASKS
 
 BLOCKER = """
 import importlib.abc, sys

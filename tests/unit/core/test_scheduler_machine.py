@@ -251,17 +251,19 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def flush_drops(self) -> None:
+        """The stages hear of drops by the next plan, or at once where none is on its way."""
+        scheduled = {live.id for live in self.live.values() if live.scheduled_len}
+        untold = set(self.stage.known) - scheduled
         plan = self.scheduler.flush_drops()
-        if plan is None:
-            assert set(self.stage.known) <= set(self.live), "the stages were not told"
+        if self.flight or not untold:
+            assert plan is None
             return
-        assert plan.drops
+        assert plan is not None, "the stages were not told"
+        assert sorted(plan.drops) == sorted(untold)
         assert not plan.ids
         assert not plan.admits
         self.stage.apply(plan)
-        assert set(self.stage.known) == {
-            live.id for live in self.live.values() if live.scheduled_len
-        }
+        assert set(self.stage.known) == scheduled
 
     # ---- promises ---------------------------------------------------------
 

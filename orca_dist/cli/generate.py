@@ -1,0 +1,94 @@
+"""`orca-dist generate`: one prompt to a server, its answer to the terminal as it comes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import tyro
+from tyro.conf import OmitArgPrefixes, Positional
+
+from orca_dist.cli.output import print_json, set_up_logging
+from orca_dist.cli.settings import ClientConfig
+from orca_dist.client import Chunk, Client, Completion, joined
+from orca_dist.client.requests import Prompt
+from orca_dist.config import LogConfig
+from orca_dist.params import SamplingParams
+
+STDIN = "-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingFlags:
+    """How to continue the prompt: SamplingParams, but for what no server offers."""
+
+    max_tokens: int | None = None
+    """Most tokens to generate; by default as many as the model's length leaves room for."""
+    temperature: float = 0.0
+    """0 is greedy; higher is more random."""
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the likeliest tokens that together hold this share of the probability."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the likeliest one's probability."""
+    seed: int | None = None
+    """Same seed, same prompt, same tokens; by default drawn for each request."""
+    ignore_eos: bool = False
+    """Generate on past end-of-sequence tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generate:
+    """Send a prompt to a server and print the answer as it is generated."""
+
+    prompt: Positional[str] = STDIN
+    """Text to continue; - reads it from stdin."""
+    chat: bool = False
+    """Send the prompt as a user's chat message, through the model's chat template."""
+    request_id: str = ""
+    """Name of the request, unique among the server's live ones; by default the server picks one."""
+    timeout_s: float | None = None
+    """Longest wait for the whole answer; by default none."""
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    """Print one JSON document at the end instead."""
+    sampling: OmitArgPrefixes[SamplingFlags] = SamplingFlags()
+    client: OmitArgPrefixes[ClientConfig] = ClientConfig()
+    log: OmitArgPrefixes[LogConfig] = LogConfig()
+
+    def run(self) -> int:
+        """Returns 0; raises the OrcaError that ended the call."""
+        set_up_logging(self.log)
+        with Client(self.client.address) as client:
+            chunks = client.stream(
+                self._prompt(),
+                SamplingParams(**asdict(self.sampling)),
+                request_id=self.request_id,
+                timeout_s=self.timeout_s,
+            )
+            if self.as_json:
+                print_json(_document(joined(chunks)))
+            else:
+                _print_text(chunks)
+        return 0
+
+    def _prompt(self) -> Prompt:
+        text = sys.stdin.read() if self.prompt == STDIN else self.prompt
+        return [{"role": "user", "content": text}] if self.chat else text
+
+
+def _print_text(chunks: Iterable[Chunk]) -> None:
+    for chunk in chunks:
+        print(chunk.text, end="", flush=True)
+    print()
+
+
+def _document(completion: Completion) -> dict[str, object]:
+    return {
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "usage": asdict(completion.usage),
+    }

@@ -1,0 +1,67 @@
+"""A dataclass's fields as knobs: name, type, default and help, read once from its source.
+
+What a flag, a YAML key, an ORCA_* variable and a row of docs/cli.md have in common.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob:
+    """One setting. `default` is dataclasses.MISSING where a value has to be given."""
+
+    name: str
+    type: Any
+    default: object
+    help: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return "ORCA_" + self.name.upper()
+
+
+def knobs(kind: type) -> list[Knob]:
+    """The fields of a dataclass, in their order; a field's help is the string below it."""
+    types, helps = get_type_hints(kind), _field_docs(kind)
+    return [
+        Knob(
+            name=field.name,
+            type=types[field.name],
+            default=field.default,
+            help=helps.get(field.name, ""),
+        )
+        for field in dataclasses.fields(kind)
+    ]
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """" (did you mean a or b?)" where known words resemble `word`, else ""."""
+    words = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(words)}?" if words else ""
+
+
+def _field_docs(kind: type) -> dict[str, str]:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+    return {
+        field.target.id: " ".join(doc.value.value.split())
+        for field, doc in zip(body, body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(doc, ast.Expr)
+        and isinstance(doc.value, ast.Constant)
+        and isinstance(doc.value.value, str)
+    }

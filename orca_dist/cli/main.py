@@ -1,0 +1,84 @@
+"""The entry point: which command, with which settings, and the exit code it ends with."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+from tyro.conf import subcommand
+
+from orca_dist import __version__
+from orca_dist.cli.generate import Generate
+from orca_dist.cli.info import Info
+from orca_dist.cli.interrupts import Interrupted, handling, interrupt
+from orca_dist.cli.model import Model
+from orca_dist.cli.serve import Serve
+from orca_dist.cli.settings import Settings, load_settings
+from orca_dist.cli.usage import parse
+from orca_dist.errors import OrcaError
+
+
+class Command(Protocol):
+    """A parsed command line."""
+
+    def run(self) -> int:
+        """The exit code; an OrcaError carries its own."""
+        ...
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs `arguments` (by default the process's own); returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if list(arguments) == ["--version"]:
+        print(f"orca-dist {__version__}")
+        return 0
+    try:
+        with handling(interrupt):
+            return run(arguments, os.environ)
+    except OrcaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except Interrupted as stop:
+        return stop.exit_code
+    except BrokenPipeError:  # the reader of our output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    """As main, but errors are raised."""
+    settings = load_settings(environment, config_path(arguments))
+    command: Command | None = parse(commands(settings), arguments)
+    return 0 if command is None else command.run()
+
+
+def commands(settings: Settings) -> Any:
+    """Every command, with `settings` as the defaults of its flags."""
+    serve = Serve(
+        model=settings.model.model,
+        config=settings.config,
+        engine=settings.engine,
+        server=settings.server,
+        log=settings.log,
+    )
+    generate = Generate(client=settings.client, log=settings.log)
+    info = Info(client=settings.client, log=settings.log)
+    return (
+        Annotated[Serve, subcommand("serve", default=serve)]
+        | Annotated[Generate, subcommand("generate", default=generate)]
+        | Annotated[Info, subcommand("info", default=info)]
+        | Annotated[Model, subcommand("model")]
+    )
+
+
+def config_path(arguments: Sequence[str]) -> Path | None:
+    """The file after --config: its values are defaults, so it is read before the flags are."""
+    for index, argument in enumerate(arguments):
+        if argument.startswith("--config="):
+            return Path(argument.removeprefix("--config="))
+        if argument == "--config" and index + 1 < len(arguments):
+            return Path(arguments[index + 1])
+    return None

@@ -1,0 +1,171 @@
+"""Settings from a YAML file and ORCA_* variables: the defaults that flags then override.
+
+Flags win over the file, the file over variables, variables over the built-in
+defaults. The same names everywhere: `--max-batch-size`, `max_batch_size`,
+`ORCA_MAX_BATCH_SIZE`. Unknown names are refused, naming near ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import cattrs
+import yaml
+
+from orca_dist.cli.knobs import Knob, knobs, near
+from orca_dist.client import DEFAULT_ADDRESS
+from orca_dist.config import EngineConfig, LogConfig, ServerConfig
+from orca_dist.errors import ConfigError
+
+PREFIX = "ORCA_"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelChoice:
+    """What to serve."""
+
+    model: str = "smollm2-135m-instruct"
+    """Model folder; or the name of the default model, which is fetched once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientConfig:
+    """Whom to talk to."""
+
+    address: str = DEFAULT_ADDRESS
+    """Server to talk to, host:port."""
+
+
+FILE_GROUPS: tuple[type, ...] = (ModelChoice, EngineConfig, ServerConfig, LogConfig)
+GROUPS: tuple[type, ...] = (*FILE_GROUPS, ClientConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Every group, with the values of file and environment in place."""
+
+    config: Path | None = None
+    model: ModelChoice = ModelChoice()
+    engine: EngineConfig = EngineConfig()
+    server: ServerConfig = ServerConfig()
+    log: LogConfig = LogConfig()
+    client: ClientConfig = ClientConfig()
+
+
+def load_settings(environment: Mapping[str, str], config: Path | None) -> Settings:
+    """Built-in defaults, then ORCA_* variables, then `config` (or the file ORCA_CONFIG names)."""
+    values = _from_environment(environment)
+    config = config or values.pop("config", None)
+    if config is not None:
+        values |= _from_file(config)
+    return Settings(
+        config=config,
+        model=_filled(ModelChoice(), values),
+        engine=_filled(EngineConfig(), values),
+        server=_filled(ServerConfig(), values),
+        log=_filled(LogConfig(), values),
+        client=_filled(ClientConfig(), values),
+    )
+
+
+def _filled(default: T, values: Mapping[str, object]) -> T:
+    names = {knob.name for knob in knobs(type(default))}
+    return replace(default, **{n: v for n, v in values.items() if n in names})  # type: ignore[type-var]
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    known = {knob.variable: knob for knob in _knobs(GROUPS)}
+    known["ORCA_CONFIG"] = Knob(name="config", type=Path, default=None, help="")
+    reader = _text_reader()
+    values = {}
+    for variable in sorted(v for v in environment if v.startswith(PREFIX)):
+        if variable not in known:
+            raise ConfigError(f"{variable}: no such variable{near(variable, known)}")
+        knob = known[variable]
+        values[knob.name] = _read(reader, variable, environment[variable], knob)
+    return values
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    known = {knob.name: knob for knob in _knobs(FILE_GROUPS)}
+    reader = _yaml_reader()
+    values = {}
+    for key, value in _document(path).items():
+        if key not in known:
+            raise ConfigError(f"{path}: {key}: no such key{near(str(key), known)}")
+        values[key] = _read(reader, f"{path}: {key}", value, known[key])
+    return values
+
+
+def _document(path: Path) -> Mapping[object, object]:
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} can't be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(document, dict | None):
+        raise ConfigError(f"{path}: needs `key: value` lines, not {type(document).__name__}")
+    return document or {}
+
+
+def _knobs(groups: tuple[type, ...]) -> list[Knob]:
+    return [knob for group in groups for knob in knobs(group)]
+
+
+def _read(reader: cattrs.Converter, where: str, value: object, knob: Knob) -> object:
+    try:
+        return reader.structure(value, knob.type)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{where} = {value!r}: {error}") from None
+
+
+def _text_reader() -> cattrs.Converter:
+    """Reads values written as text: `8`, `0.5`, `8 7 7 8`."""
+    reader = _reader()
+    reader.register_structure_hook(tuple[int, ...], lambda v, _: tuple(map(int, v.split())))
+    return reader
+
+
+def _yaml_reader() -> cattrs.Converter:
+    """Reads values that have a type already, and converts none but int to float."""
+    reader = _reader()
+    reader.register_structure_hook(int, _typed(int, "a whole number"))
+    reader.register_structure_hook(str, _typed(str, "a text; quote it"))
+    reader.register_structure_hook(float, lambda v, _: float(_typed(int | float, "a number")(v, _)))
+    reader.register_structure_hook(
+        tuple[int, ...],
+        lambda v, _: tuple(reader.structure(item, int) for item in _typed(list, "a list")(v, _)),
+    )
+    return reader
+
+
+def _reader() -> cattrs.Converter:
+    reader = cattrs.Converter(detailed_validation=False)
+    reader.register_structure_hook_func(_is_choice, _choice)
+    return reader
+
+
+def _is_choice(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, StrEnum)
+
+
+def _choice(value: object, kind: type[StrEnum]) -> StrEnum:
+    choices = [member.value for member in kind]
+    if value not in choices:
+        raise ValueError(f"choose one of {', '.join(choices)}")
+    return kind(value)
+
+
+def _typed(kind: Any, what: str) -> Callable[[Any, Any], Any]:
+    def check(value: Any, _: Any) -> Any:
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ValueError(f"needs {what}")
+        return value
+
+    return check

@@ -1,0 +1,62 @@
+"""The command line to a command object, by tyro; what is wrong with it in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import tyro
+
+from orca_dist.errors import ConfigError
+
+RULE = re.compile(r"^─+$")
+FLAG = re.compile(r"^--[\w-]+")
+MARKERS = (
+    tyro.conf.OmitArgPrefixes,
+    tyro.conf.OmitSubcommandPrefixes,
+    tyro.conf.EnumChoicesFromValues,
+    tyro.conf.FlagCreatePairsOff,
+)
+
+
+def parse(kinds: Any, arguments: Sequence[str]) -> Any:
+    """One of the annotated `kinds`, or None where help was asked for and printed.
+
+    Raises ConfigError with one line that names what is wrong and near flags.
+    """
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(kinds, prog="orca-dist", args=list(arguments), config=MARKERS)
+    except SystemExit as stop:
+        if not stop.code:
+            return None
+        raise ConfigError(_one_line(complaint.getvalue())) from None
+
+
+def _one_line(box: str) -> str:
+    """The first paragraph of tyro's box, and what it proposes instead."""
+    first, *others = _paragraphs(box)
+    message = " ".join(first).rstrip(".")
+    for paragraph in others:
+        flags = [match[0] for line in paragraph if (match := FLAG.match(line))]
+        if paragraph[0].startswith("Perhaps you meant") and flags:
+            message += f"; did you mean {' or '.join(dict.fromkeys(flags))}?"
+        elif paragraph[0].startswith("Available subcommands"):
+            message += f"; {' '.join(paragraph)}"
+    return f"{message}; see orca-dist --help"
+
+
+def _paragraphs(box: str) -> list[list[str]]:
+    """The box's lines without its frame, split at its rules."""
+    paragraphs: list[list[str]] = [[]]
+    for line in box.splitlines():
+        text = line.strip("│╭╮╰╯ ")
+        if RULE.match(text):
+            paragraphs.append([])
+        elif text and not line.startswith("╭"):
+            paragraphs[-1].append(text)
+    return [paragraph for paragraph in paragraphs if paragraph] or [["the command line is wrong"]]

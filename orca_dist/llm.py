@@ -1,0 +1,248 @@
+"""The engine as a Python object: prompts in, completions out, no server.
+
+Owns a front of its own: an asyncio loop on a thread, with the same streams that
+the server uses. Knows nothing of gRPC. Texts are encoded and decoded here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from orca_dist.client.results import Usage
+from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher
+from orca_dist.core import FinishReason, Output
+from orca_dist.engine.engine import Engine
+from orca_dist.engine.streams import EngineStreams
+from orca_dist.errors import ConfigError, InvalidRequest
+from orca_dist.params import SamplingParams
+from orca_dist.text import Detokenizer, Tokenizer
+from orca_dist.weights import resolve_model
+
+GREEDY = SamplingParams()
+DEFAULTS = EngineConfig(
+    stages=2, device=DeviceKind.CPU, dtype=Dtype.FLOAT32, launcher=Launcher.LOCAL
+)
+Logits = npt.NDArray[np.float32]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Completion:
+    """A whole answer.
+
+    token_ids: the generated ids. logprobs: not computed yet, always None.
+    logits: [prompt_len + len(token_ids) - 1, vocab_size], where
+    SamplingParams.return_logits asked for them; row i is what follows token i.
+    """
+
+    text: str
+    token_ids: list[int]
+    logprobs: None
+    finish_reason: FinishReason
+    usage: Usage
+    logits: Logits | None = None
+
+
+class LLM:
+    """Stages of one model, for as long as the object lives; close it, or use `with`."""
+
+    def __init__(
+        self,
+        model: str | Path,
+        stages: int | None = None,
+        device: str | None = None,
+        dtype: str | None = None,
+        launcher: str | None = None,
+        *,
+        config: EngineConfig | None = None,
+    ) -> None:
+        """Starts the stages; raises the OrcaError that says why they can't.
+
+        model: a model folder, or the default model's name. `config` holds every
+        setting; the four arguments before it win over it. Without a config: 2
+        stages, "cpu", "float32", "local" (processes of this machine; "ray": actors).
+        """
+        settled = _settled(config or DEFAULTS, stages, device, dtype, launcher)
+        settled.check()
+        folder = resolve_model(str(model))
+        self._tokenizer = Tokenizer.load(folder)
+        self._engine = Engine.start(folder, settled)
+        self._loop = _LoopThread()
+        self._streams = self._make_streams()
+        self._engine.attach(
+            deliver=self._loop.caller(self._streams.deliver),
+            lose=self._loop.caller(self._streams.lose),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine beneath, for its info() and trace()."""
+        return self._engine
+
+    def generate(
+        self,
+        prompts: str | Sequence[str | Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] = GREEDY,
+    ) -> list[Completion]:
+        """The answers to `prompts`, in their order; each is a text or a list of token ids.
+
+        `params`: one for all, or one for each. Raises the first OrcaError, and
+        takes the other prompts back.
+        """
+        several = [prompts] if isinstance(prompts, str) else list(prompts)
+        each = [params] * len(several) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(several):
+            raise InvalidRequest(
+                "params", f"{len(each)} of them for {len(several)} prompts; give one, or one each"
+            )
+        encoded = [self._encoded(prompt) for prompt in several]
+        return self._loop.run(self._generate(encoded, each))
+
+    def score(self, token_ids: Sequence[int]) -> Logits:
+        """Logits [len(token_ids), vocab_size] fp32 of every position; row i is what follows it."""
+        params = SamplingParams(max_tokens=1, return_logits=True)
+        (completion,) = self.generate([token_ids], params)
+        assert completion.logits is not None, "asked for"
+        return completion.logits
+
+    def close(self) -> None:
+        """End the stages. Any number of times."""
+        self._engine.close()
+        self._loop.close()
+
+    async def _generate(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+    ) -> list[Completion]:
+        calls = [
+            asyncio.ensure_future(self._complete(prompt, each))
+            for prompt, each in zip(prompts, params, strict=True)
+        ]
+        try:
+            return await asyncio.gather(*calls)
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _complete(self, prompt: Sequence[int], params: SamplingParams) -> Completion:
+        stream = self._streams.open(prompt=prompt, params=params)
+        try:
+            outputs = [output async for output in stream]
+        finally:
+            stream.close()
+        return self._completion(len(prompt), outputs, params)
+
+    def _completion(
+        self, prompt_len: int, outputs: Sequence[Output], params: SamplingParams
+    ) -> Completion:
+        ids = [token for output in outputs for token in output.tokens]
+        reason = outputs[-1].reason
+        assert reason is not None, "a stream ends with its reason"
+        detokenizer = Detokenizer(self._tokenizer)
+        return Completion(
+            text=detokenizer.push(ids) + detokenizer.flush(),
+            token_ids=ids,
+            logprobs=None,
+            finish_reason=reason,
+            usage=Usage(prompt_tokens=prompt_len, completion_tokens=len(ids)),
+            logits=self._logits(outputs) if params.return_logits else None,
+        )
+
+    def _logits(self, outputs: Sequence[Output]) -> Logits:
+        """Rows of the computed positions, in order, as the stages sent them."""
+        flat = np.frombuffer(b"".join(output.logits for output in outputs), dtype="<f4")
+        return flat.reshape(-1, self._engine.spec.vocab_size).astype(np.float32)
+
+    def _encoded(self, prompt: str | Sequence[int]) -> list[int]:
+        return self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _make_streams(self) -> EngineStreams:
+        spec = self._engine.spec
+        return EngineStreams(
+            master=self._engine,
+            vocab_size=spec.vocab_size,
+            max_model_len=self._engine.max_model_len,
+            kv_tokens=self._engine.kv_tokens,
+            eos_token_ids=frozenset(spec.eos_token_ids) | frozenset(self._tokenizer.eos_token_ids),
+            max_queue=sys.maxsize,  # the caller's own list is the queue
+        )
+
+
+class _LoopThread:
+    """An asyncio loop on a daemon thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`; an interrupt here cancels it there."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    def caller(self, callback: Callable[[Any], None]) -> Callable[[Any], None]:
+        """`callback` for use from other threads; does nothing once the loop is closed."""
+
+        def call(argument: Any) -> None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(callback, argument)
+
+        return call
+
+    def close(self) -> None:
+        if not self._loop.is_closed():
+            self.run(_all_others())  # calls of other threads end before their loop does
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+async def _all_others() -> None:
+    """Returns when no other task of the running loop is left."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+def _settled(
+    config: EngineConfig,
+    stages: int | None,
+    device: str | None,
+    dtype: str | None,
+    launcher: str | None,
+) -> EngineConfig:
+    try:
+        return replace(
+            config,
+            stages=config.stages if stages is None else stages,
+            device=config.device if device is None else DeviceKind(device),
+            dtype=config.dtype if dtype is None else Dtype(dtype),
+            launcher=config.launcher if launcher is None else Launcher(launcher),
+        )
+    except ValueError as error:
+        raise ConfigError(f"{error}") from None
