@@ -24,10 +24,10 @@ from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher
 from orca_dist.core import FinishReason, Output
 from orca_dist.engine.engine import Engine
 from orca_dist.engine.streams import EngineStreams
-from orca_dist.errors import ConfigError, InvalidRequest
+from orca_dist.errors import ConfigError, InvalidRequest, ModelError
 from orca_dist.params import SamplingParams
 from orca_dist.text import Detokenizer, Tokenizer
-from orca_dist.weights import resolve_model
+from orca_dist.weights.fetch import DEFAULT_MODEL, fetch_default_model
 
 GREEDY = SamplingParams()
 DEFAULTS = EngineConfig(
@@ -75,7 +75,7 @@ class LLM:
         """
         settled = _settled(config or DEFAULTS, stages, device, dtype, launcher)
         settled.check()
-        folder = resolve_model(str(model))
+        folder = resolve_model(model)
         self._tokenizer = Tokenizer.load(folder)
         self._engine = Engine.start(folder, settled)
         self._loop = _LoopThread()
@@ -188,6 +188,18 @@ class LLM:
             eos_token_ids=frozenset(spec.eos_token_ids) | frozenset(self._tokenizer.eos_token_ids),
             max_queue=sys.maxsize,  # the caller's own list is the queue
         )
+
+
+def resolve_model(model: str | Path) -> Path:
+    """The folder that `model` means: its own, or the default model's, fetched once."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if str(model) == DEFAULT_MODEL.name:
+        return fetch_default_model()
+    raise ModelError(
+        f"{model} is not a folder: give a Hugging Face model folder, or {DEFAULT_MODEL.name}"
+    )
 
 
 class _LoopThread:

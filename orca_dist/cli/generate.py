@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Annotated
 
-import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from orca_dist.cli.output import print_json, set_up_logging
@@ -15,6 +13,7 @@ from orca_dist.cli.settings import ClientConfig
 from orca_dist.client import Chunk, Client, Completion, joined
 from orca_dist.client.requests import Prompt
 from orca_dist.config import LogConfig
+from orca_dist.errors import ConfigError
 from orca_dist.params import SamplingParams
 
 STDIN = "-"
@@ -52,11 +51,11 @@ class Generate:
     """Name of the request, unique among the server's live ones; by default the server picks one."""
     timeout_s: float | None = None
     """Longest wait for the whole answer; by default none."""
-    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    json: bool = False
     """Print one JSON document at the end instead."""
-    sampling: OmitArgPrefixes[SamplingFlags] = SamplingFlags()
-    client: OmitArgPrefixes[ClientConfig] = ClientConfig()
-    log: OmitArgPrefixes[LogConfig] = LogConfig()
+    sampling: OmitArgPrefixes[SamplingFlags]
+    client: OmitArgPrefixes[ClientConfig]
+    log: OmitArgPrefixes[LogConfig]
 
     def run(self) -> int:
         """Returns 0; raises the OrcaError that ended the call."""
@@ -68,15 +67,24 @@ class Generate:
                 request_id=self.request_id,
                 timeout_s=self.timeout_s,
             )
-            if self.as_json:
+            if self.json:
                 print_json(_document(joined(chunks)))
             else:
                 _print_text(chunks)
         return 0
 
     def _prompt(self) -> Prompt:
-        text = sys.stdin.read() if self.prompt == STDIN else self.prompt
+        text = _from_stdin() if self.prompt == STDIN else self.prompt
         return [{"role": "user", "content": text}] if self.chat else text
+
+
+def _from_stdin() -> str:
+    if sys.stdin.isatty():
+        raise ConfigError("no prompt: give one as an argument, or pipe one in")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the prompt on stdin is not UTF-8: {error}") from None
 
 
 def _print_text(chunks: Iterable[Chunk]) -> None:

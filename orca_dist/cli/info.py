@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
-import tyro
 from tyro.conf import OmitArgPrefixes
 
 from orca_dist.cli.output import print_json, set_up_logging
@@ -20,17 +18,17 @@ TIMEOUT_S = 30.0
 class Info:
     """Show a server's model, its stages and its limits."""
 
-    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    json: bool = False
     """Print one JSON document instead."""
-    client: OmitArgPrefixes[ClientConfig] = ClientConfig()
-    log: OmitArgPrefixes[LogConfig] = LogConfig()
+    client: OmitArgPrefixes[ClientConfig]
+    log: OmitArgPrefixes[LogConfig]
 
     def run(self) -> int:
         """Returns 0; raises the OrcaError that ended the call."""
         set_up_logging(self.log)
         with Client(self.client.address) as client:
             info = client.info(timeout_s=TIMEOUT_S)
-        if self.as_json:
+        if self.json:
             print_json(_document(info))
         else:
             print("\n".join(_lines(info)))

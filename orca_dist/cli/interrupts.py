@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
+from typing import Any, TypeVar
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Handler = Callable[[int, FrameType | None], None] | signal.Handlers
+T = TypeVar("T")
 
 
 class Interrupted(BaseException):
@@ -33,3 +36,22 @@ def handling(handler: Handler) -> Iterator[None]:
     finally:
         for signum, old in zip(SIGNALS, before, strict=True):
             signal.signal(signum, old)
+
+
+async def interruptible(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; a signal cancels it and, once it has ended, raises Interrupted."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(work)
+    signums: list[int] = []
+
+    def on_signal(signum: int, frame: FrameType | None) -> None:
+        signums.append(signum)
+        loop.call_soon_threadsafe(task.cancel)
+
+    with handling(on_signal):
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if signums:
+                raise Interrupted(signums[0]) from None
+            raise

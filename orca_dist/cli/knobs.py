@@ -12,7 +12,10 @@ import inspect
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from itertools import pairwise
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from tyro.conf import Positional
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,7 @@ class Knob:
     type: Any
     default: object
     help: str
+    positional: bool = False
 
     @property
     def flag(self) -> str:
@@ -35,22 +39,28 @@ class Knob:
 
 def knobs(kind: type) -> list[Knob]:
     """The fields of a dataclass, in their order; a field's help is the string below it."""
-    types, helps = get_type_hints(kind), _field_docs(kind)
+    types, helps = get_type_hints(kind, include_extras=True), _field_docs(kind)
     return [
         Knob(
             name=field.name,
-            type=types[field.name],
+            type=_plain(types[field.name]),
             default=field.default,
             help=helps.get(field.name, ""),
+            positional=Positional in get_args(types[field.name]),
         )
         for field in dataclasses.fields(kind)
     ]
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """" (did you mean a or b?)" where known words resemble `word`, else ""."""
-    words = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
+    """ " (did you mean a or b?)" where known words resemble `word`, else ""."""
+    words = difflib.get_close_matches(word, list(known), n=3, cutoff=0.7)
     return f"; did you mean {' or '.join(words)}?" if words else ""
+
+
+def _plain(hint: Any) -> Any:
+    """A type without the marks that tyro reads."""
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 def _field_docs(kind: type) -> dict[str, str]:
@@ -58,7 +68,7 @@ def _field_docs(kind: type) -> dict[str, str]:
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
     return {
         field.target.id: " ".join(doc.value.value.split())
-        for field, doc in zip(body, body[1:], strict=False)
+        for field, doc in pairwise(body)
         if isinstance(field, ast.AnnAssign)
         and isinstance(field.target, ast.Name)
         and isinstance(doc, ast.Expr)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
-from tyro.conf import subcommand
+import tyro
 
 from orca_dist import __version__
-from orca_dist.cli.generate import Generate
+from orca_dist.cli.generate import Generate, SamplingFlags
 from orca_dist.cli.info import Info
 from orca_dist.cli.interrupts import Interrupted, handling, interrupt
 from orca_dist.cli.model import Model
@@ -35,9 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if list(arguments) == ["--version"]:
         print(f"orca-dist {__version__}")
         return 0
+    return ended(lambda: run(arguments, os.environ))
+
+
+def ended(command: Callable[[], int]) -> int:
+    """The exit code of `command`; what it raises becomes one line on stderr."""
     try:
         with handling(interrupt):
-            return run(arguments, os.environ)
+            return command()
     except OrcaError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -55,23 +60,20 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     return 0 if command is None else command.run()
 
 
-def commands(settings: Settings) -> Any:
+def commands(settings: Settings) -> dict[str, Any]:
     """Every command, with `settings` as the defaults of its flags."""
-    serve = Serve(
-        model=settings.model.model,
-        config=settings.config,
-        engine=settings.engine,
-        server=settings.server,
-        log=settings.log,
-    )
-    generate = Generate(client=settings.client, log=settings.log)
-    info = Info(client=settings.client, log=settings.log)
-    return (
-        Annotated[Serve, subcommand("serve", default=serve)]
-        | Annotated[Generate, subcommand("generate", default=generate)]
-        | Annotated[Info, subcommand("info", default=info)]
-        | Annotated[Model, subcommand("model")]
-    )
+    return {
+        "serve": Serve(
+            model=settings.model.model,
+            config=settings.config,
+            engine=settings.engine,
+            server=settings.server,
+            log=settings.log,
+        ),
+        "generate": Generate(sampling=SamplingFlags(), client=settings.client, log=settings.log),
+        "info": Info(client=settings.client, log=settings.log),
+        "model": Model(action=tyro.MISSING, log=settings.log),
+    }
 
 
 def config_path(arguments: Sequence[str]) -> Path | None:

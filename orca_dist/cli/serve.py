@@ -9,12 +9,13 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tyro.conf import OmitArgPrefixes, Positional
 
 from orca_dist.cli.interrupts import Interrupted, handling
 from orca_dist.cli.output import results_only, set_up_logging
+from orca_dist.cli.settings import DEFAULT_MODEL
 from orca_dist.config import EngineConfig, LogConfig, ServerConfig
 from orca_dist.errors import PipelineLost
 
@@ -33,13 +34,13 @@ class Serve:
     Prints `ready HOST:PORT` on stdout once it answers.
     """
 
-    model: Positional[str]
+    model: Positional[str] = DEFAULT_MODEL
     """Model folder; or the name of the default model, which is fetched once."""
     config: Path | None = None
     """YAML file of settings, keys as the flags below; flags win over it."""
-    engine: OmitArgPrefixes[EngineConfig] = EngineConfig()
-    server: OmitArgPrefixes[ServerConfig] = ServerConfig()
-    log: OmitArgPrefixes[LogConfig] = LogConfig()
+    engine: OmitArgPrefixes[EngineConfig]
+    server: OmitArgPrefixes[ServerConfig]
+    log: OmitArgPrefixes[LogConfig]
 
     def run(self) -> int:
         """Returns 130 or 143 after a signal; raises PipelineLost and what start-up raises."""
@@ -111,7 +112,8 @@ async def _until_the_end(server: Server, results: TextIO) -> int:
 async def _first(
     signalled: asyncio.Future[int], lost: asyncio.Future[PipelineLost]
 ) -> int | PipelineLost:
-    await asyncio.wait({signalled, lost}, return_when=asyncio.FIRST_COMPLETED)
+    ends: set[asyncio.Future[Any]] = {signalled, lost}
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if signalled.done():
         lost.cancel()
         return signalled.result()

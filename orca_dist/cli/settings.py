@@ -7,9 +7,8 @@ defaults. The same names everywhere: `--max-batch-size`, `max_batch_size`,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,11 +16,13 @@ import cattrs
 import yaml
 
 from orca_dist.cli.knobs import Knob, knobs, near
+from orca_dist.cli.values import text_reader, yaml_reader
 from orca_dist.client import DEFAULT_ADDRESS
 from orca_dist.config import EngineConfig, LogConfig, ServerConfig
 from orca_dist.errors import ConfigError
 
 PREFIX = "ORCA_"
+DEFAULT_MODEL = "smollm2-135m-instruct"  # weights.fetch's, whose import would slow every command
 T = TypeVar("T")
 
 
@@ -29,7 +30,7 @@ T = TypeVar("T")
 class ModelChoice:
     """What to serve."""
 
-    model: str = "smollm2-135m-instruct"
+    model: str = DEFAULT_MODEL
     """Model folder; or the name of the default model, which is fetched once."""
 
 
@@ -50,11 +51,11 @@ class Settings:
     """Every group, with the values of file and environment in place."""
 
     config: Path | None = None
-    model: ModelChoice = ModelChoice()
-    engine: EngineConfig = EngineConfig()
-    server: ServerConfig = ServerConfig()
-    log: LogConfig = LogConfig()
-    client: ClientConfig = ClientConfig()
+    model: ModelChoice = field(default_factory=ModelChoice)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    client: ClientConfig = field(default_factory=ClientConfig)
 
 
 def load_settings(environment: Mapping[str, str], config: Path | None) -> Settings:
@@ -81,7 +82,7 @@ def _filled(default: T, values: Mapping[str, object]) -> T:
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     known = {knob.variable: knob for knob in _knobs(GROUPS)}
     known["ORCA_CONFIG"] = Knob(name="config", type=Path, default=None, help="")
-    reader = _text_reader()
+    reader = text_reader()
     values = {}
     for variable in sorted(v for v in environment if v.startswith(PREFIX)):
         if variable not in known:
@@ -93,7 +94,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 def _from_file(path: Path) -> dict[str, Any]:
     known = {knob.name: knob for knob in _knobs(FILE_GROUPS)}
-    reader = _yaml_reader()
+    reader = yaml_reader()
     values = {}
     for key, value in _document(path).items():
         if key not in known:
@@ -123,49 +124,3 @@ def _read(reader: cattrs.Converter, where: str, value: object, knob: Knob) -> ob
         return reader.structure(value, knob.type)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{where} = {value!r}: {error}") from None
-
-
-def _text_reader() -> cattrs.Converter:
-    """Reads values written as text: `8`, `0.5`, `8 7 7 8`."""
-    reader = _reader()
-    reader.register_structure_hook(tuple[int, ...], lambda v, _: tuple(map(int, v.split())))
-    return reader
-
-
-def _yaml_reader() -> cattrs.Converter:
-    """Reads values that have a type already, and converts none but int to float."""
-    reader = _reader()
-    reader.register_structure_hook(int, _typed(int, "a whole number"))
-    reader.register_structure_hook(str, _typed(str, "a text; quote it"))
-    reader.register_structure_hook(float, lambda v, _: float(_typed(int | float, "a number")(v, _)))
-    reader.register_structure_hook(
-        tuple[int, ...],
-        lambda v, _: tuple(reader.structure(item, int) for item in _typed(list, "a list")(v, _)),
-    )
-    return reader
-
-
-def _reader() -> cattrs.Converter:
-    reader = cattrs.Converter(detailed_validation=False)
-    reader.register_structure_hook_func(_is_choice, _choice)
-    return reader
-
-
-def _is_choice(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, StrEnum)
-
-
-def _choice(value: object, kind: type[StrEnum]) -> StrEnum:
-    choices = [member.value for member in kind]
-    if value not in choices:
-        raise ValueError(f"choose one of {', '.join(choices)}")
-    return kind(value)
-
-
-def _typed(kind: Any, what: str) -> Callable[[Any, Any], Any]:
-    def check(value: Any, _: Any) -> Any:
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ValueError(f"needs {what}")
-        return value
-
-    return check

@@ -5,32 +5,40 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any
 
 import tyro
+from tyro.conf import subcommand
 
 from orca_dist.errors import ConfigError
 
 RULE = re.compile(r"^─+$")
 FLAG = re.compile(r"^--[\w-]+")
 MARKERS = (
+    tyro.conf.CascadeSubcommandArgs,  # model fetch --log-level debug
     tyro.conf.OmitArgPrefixes,
     tyro.conf.OmitSubcommandPrefixes,
     tyro.conf.EnumChoicesFromValues,
     tyro.conf.FlagCreatePairsOff,
+    tyro.conf.PositionalMetavarFromFieldName,
 )
 
 
-def parse(kinds: Any, arguments: Sequence[str]) -> Any:
-    """One of the annotated `kinds`, or None where help was asked for and printed.
+def parse(commands: Mapping[str, Any], arguments: Sequence[str]) -> Any:
+    """The one of `commands` that is named, with its flags applied.
 
+    None where help was asked for, and has been printed.
     Raises ConfigError with one line that names what is wrong and near flags.
     """
+    kinds = [Annotated[type(c), subcommand(name, default=c)] for name, c in commands.items()]
+    kind: Any = reduce(or_, kinds)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(kinds, prog="orca-dist", args=list(arguments), config=MARKERS)
+            return tyro.cli(kind, prog="orca-dist", args=list(arguments), config=MARKERS)
     except SystemExit as stop:
         if not stop.code:
             return None

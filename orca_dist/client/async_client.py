@@ -25,7 +25,7 @@ class AsyncClient:
     def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
         self.address = address
         self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
-        self._stub = generate_pb2_grpc.GenerateServiceStub(self._channel)
+        self._stub = generate_pb2_grpc.GenerateServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
     async def __aenter__(self) -> Self:
@@ -86,7 +86,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Hang up: what is running is cancelled."""
-        await self._channel.close()
+        await self._channel.close(grace=None)
 
     async def _chunks(
         self, request: pb.GenerateRequest, timeout_s: float | None

@@ -8,6 +8,7 @@ the address.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import grpc
 
@@ -63,7 +64,8 @@ FOREIGN = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN, grpc.StatusCo
 def translate(error: grpc.RpcError | grpc.aio.AioRpcError, address: str) -> OrcaError:
     """The OrcaError of a failed call to the server at `address`."""
     status, message = error.code(), error.details() or ""
-    trailers = {str(key): str(value) for key, value in error.trailing_metadata() or ()}
+    metadata: Any = error.trailing_metadata() or ()  # pairs, in both of grpc's kinds
+    trailers = {key: str(value) for key, value in metadata}
     if CODE_TRAILER in trailers:
         return _ours(status, message, trailers)
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED:

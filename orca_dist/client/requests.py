@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from typing import cast
 
 from orca_dist.errors import InvalidRequest
 from orca_dist.params import SamplingParams
@@ -32,11 +33,12 @@ def _prompted(prompt: Prompt) -> pb.GenerateRequest:
     if isinstance(prompt, str):
         with _naming("text"):
             return pb.GenerateRequest(text=prompt)
-    if prompt and isinstance(prompt[0], Mapping):
+    messages = [item for item in prompt if isinstance(item, Mapping)]
+    if messages:
         with _naming("chat"):
-            return pb.GenerateRequest(chat=pb.Chat(messages=[_message(item) for item in prompt]))
+            return pb.GenerateRequest(chat=pb.Chat(messages=[_message(m) for m in messages]))
     with _naming("token_ids"):
-        return pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt))
+        return pb.GenerateRequest(token_ids=pb.TokenIds(ids=cast(Sequence[int], prompt)))
 
 
 def _message(message: Message) -> pb.ChatMessage:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -19,13 +19,20 @@ from orca_dist.proto.v1 import generate_pb2 as pb
 from orca_dist.proto.v1 import generate_pb2_grpc
 
 
+class Call(Protocol):
+    """A streaming call in progress."""
+
+    def __iter__(self) -> Iterator[pb.GenerateChunk]: ...
+    def cancel(self) -> object: ...
+
+
 class Client:
     """Connects on the first call. Every method raises an OrcaError where a call fails."""
 
     def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
         self.address = address
         self._channel = grpc.insecure_channel(address, options=OPTIONS)
-        self._stub = generate_pb2_grpc.GenerateServiceStub(self._channel)
+        self._stub = generate_pb2_grpc.GenerateServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -88,7 +95,7 @@ class Client:
         """Hang up: what is running is cancelled."""
         self._channel.close()
 
-    def _chunks(self, call: Iterable[pb.GenerateChunk]) -> Iterator[Chunk]:
+    def _chunks(self, call: Call) -> Iterator[Chunk]:
         try:
             for message in call:
                 yield results.chunk(message)

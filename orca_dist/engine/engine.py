@@ -13,12 +13,13 @@ from pathlib import Path
 from orca_dist.config import DeviceKind, EngineConfig, Launcher
 from orca_dist.core import Output, Request, ReserveMemory, Scheduler, SchedulerConfig
 from orca_dist.engine.local_pipeline import LocalPlacement
-from orca_dist.engine.master import Deliver, EngineMaster, Lose
+from orca_dist.engine.master import Deliver, EngineLoad, EngineMaster, Lose
 from orca_dist.engine.pipeline import OnProgress, Pipeline, PipelineConfig, Placement, StageStatus
 from orca_dist.engine.settle import cpus_per_stage, settle, settle_max_model_len
 from orca_dist.engine.supervisor import Supervisor
-from orca_dist.engine.trace import PlanTrace, TraceLog
+from orca_dist.engine.trace import TraceLog
 from orca_dist.errors import OrcaError, StartupError
+from orca_dist.metrics.trace import PlanTrace
 from orca_dist.spec import ModelSpec, load_spec
 from orca_dist.weights.headers import check_folder
 
@@ -120,13 +121,17 @@ class Engine:
             kv_tokens=self.kv_tokens,
         )
 
+    def load(self) -> EngineLoad:
+        """Requests, plans and KV slots in use, after all calls made before."""
+        return self._master.load()
+
     def trace(self) -> list[PlanTrace]:
         """Plans that have returned with their rows of all stages, warm-up included."""
         return self._trace.snapshot()
 
-    def flush_trace(self) -> None:
-        """Have the stages report their newest rows; they are in trace() a moment later."""
-        self._master.flush_trace()
+    def flush_trace(self, timeout_s: float = 5.0) -> bool:
+        """Waits until the stages' newest rows are in trace(); False where they did not come."""
+        return self._master.flush_trace(timeout_s)
 
     def close(self) -> None:
         """Ends live requests, then all stages. Any number of times."""

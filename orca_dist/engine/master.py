@@ -12,11 +12,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from orca_dist.core import FinishReason, NeverFits, Output, Request, Scheduler
 from orca_dist.engine.pipeline import Lost, News, Pipeline
 from orca_dist.engine.supervisor import Supervisor
-from orca_dist.engine.trace import TraceLog
+from orca_dist.engine.trace import TraceFlush, TraceLog
 from orca_dist.engine.wire import decode_result
 from orca_dist.errors import PipelineLost
 from orca_dist.proto.v1 import control_pb2 as pb
@@ -28,8 +29,18 @@ Lose = Callable[[PipelineLost], None]
 Event = Callable[[], None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """How much the engine has to do at a moment."""
+
+    live_requests: int
+    waiting_requests: int
+    plans_in_flight: int
+    used_slots: int
+
+
 class EngineMaster:
-    """submit, cancel, finish and attach are thread-safe and return at once."""
+    """submit, cancel, finish and attach are thread-safe and return at once; flush_trace waits."""
 
     def __init__(
         self,
@@ -49,6 +60,7 @@ class EngineMaster:
         self._lose: Lose = lambda error: None
         self._lost: PipelineLost | None = None
         self._closing = False
+        self._flushes: list[TraceFlush] = []
         self._num_pings = 0
         self._next_ping_s = 0.0
         self._thread = threading.Thread(target=self._run, name="engine-master", daemon=True)
@@ -72,9 +84,17 @@ class EngineMaster:
     def finish(self, request_id: int, num_tokens: int) -> None:
         self._inbox.put(lambda: self._on_finish(request_id, num_tokens))
 
-    def flush_trace(self) -> None:
-        """Ask the stages for their newest trace rows; they arrive with the next pongs."""
-        self._inbox.put(self._ping)
+    def flush_trace(self, timeout_s: float) -> bool:
+        """Get the stages' newest trace rows; False where they did not come in time."""
+        flush = TraceFlush(self._trace.num_stages)
+        self._inbox.put(lambda: self._on_flush(flush))
+        return flush.wait(timeout_s)
+
+    def load(self) -> EngineLoad:
+        """Counts after everything that was said to the master before this call."""
+        answer: queue.SimpleQueue[EngineLoad] = queue.SimpleQueue()
+        self._inbox.put(lambda: answer.put(self._count()))
+        return answer.get()
 
     def close(self) -> None:
         """Stop the loop; requests still alive end with PipelineLost."""
@@ -141,10 +161,27 @@ class EngineMaster:
     def _on_finish(self, request_id: int, num_tokens: int) -> None:
         self._scheduler.finish(request_id, num_tokens, FinishReason.STOP, time.monotonic())
 
+    def _on_flush(self, flush: TraceFlush) -> None:
+        if self._lost:
+            flush.give_up()
+            return
+        self._ping()
+        flush.expect(self._num_pings)
+        self._flushes.append(flush)
+
     def _on_close(self) -> None:
         self._closing = True
         if not self._lost:
             self._end(PipelineLost("the server is shutting down"))
+
+    def _count(self) -> EngineLoad:
+        scheduler = self._scheduler
+        return EngineLoad(
+            live_requests=len(scheduler.pool),
+            waiting_requests=scheduler.pool.num_waiting,
+            plans_in_flight=scheduler.plans_in_flight,
+            used_slots=scheduler.memory.used,
+        )
 
     # ---- events from the stages ----------------------------------------
 
@@ -169,6 +206,7 @@ class EngineMaster:
     def _on_pong(self, stage: int, pong: pb.Pong) -> None:
         self._supervisor.beat(stage, pong.phase, pong.since_s, time.monotonic())
         self._trace.add_rows(stage, pong.trace)
+        self._flushes = [flush for flush in self._flushes if not flush.answered(stage, pong.nonce)]
 
     # ---- watch ---------------------------------------------------------
 
@@ -193,6 +231,8 @@ class EngineMaster:
     def _end(self, error: PipelineLost) -> None:
         """Every live request ends with `error`; tokens that arrived before it go first."""
         self._lost = error
+        for flush in self._flushes:
+            flush.give_up()
         outputs, self._outputs = self._outputs, []
         self._deliver(outputs)
         self._lose(error)

@@ -1,56 +1,19 @@
-"""What happened when: every plan at the master and at each stage.
+"""Collects what happened when: every plan at the master and at each stage.
 
-Written by the engine master's thread, read by anyone through snapshot(). Feeds
-the demo's summary and picture, and the benchmarks. Times are wall-clock seconds.
+Written by the engine master's thread, read by anyone through snapshot(). What is
+made of it (summaries, the picture) is the metrics package's business.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
-from itertools import pairwise
 
 from orca_dist.core import Plan
+from orca_dist.metrics.trace import PlanTrace, StageSpan
 from orca_dist.proto.v1 import control_pb2 as pb
 
 MAX_PLANS = 20_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageSpan:
-    """One plan at one stage."""
-
-    received_s: float
-    input_ready_s: float
-    compute_start_s: float
-    compute_end_s: float
-    sent_s: float
-    bytes_sent: int
-
-
-@dataclass(slots=True, kw_only=True)
-class PlanTrace:
-    """One iteration of one batch."""
-
-    seq: int
-    ids: tuple[int, ...]
-    lengths: tuple[int, ...]
-    sent_s: float
-    control_bytes: int
-    returned_s: float | None = None
-    spans: dict[int, StageSpan] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceSummary:
-    """Over the time from the first plan's sending to the last one's return."""
-
-    duration_s: float
-    iterations: int
-    busy: tuple[float, ...]  # share of the time, per stage
-    max_in_flight: int
-    mean_in_flight: float
 
 
 class TraceLog:
@@ -111,39 +74,30 @@ class TraceLog:
             ]
 
 
-def summarize(plans: list[PlanTrace], num_stages: int) -> TraceSummary:
-    """Busy shares and batches in flight of a snapshot."""
-    if not plans:
-        return TraceSummary(
-            duration_s=0.0,
-            iterations=0,
-            busy=(0.0,) * num_stages,
-            max_in_flight=0,
-            mean_in_flight=0.0,
-        )
-    ends = [plan.returned_s or plan.sent_s for plan in plans]
-    duration = max(ends) - plans[0].sent_s
-    depth = in_flight(plans)
-    return TraceSummary(
-        duration_s=duration,
-        iterations=len(plans),
-        busy=tuple(_busy(plans, stage) / duration for stage in range(num_stages)),
-        max_in_flight=max(count for _, count in depth),
-        mean_in_flight=sum(n * (b - a) for (a, n), (b, _) in pairwise(depth)) / duration,
-    )
+class TraceFlush:
+    """A wait for every stage's answer to one ping; rows of all that it has done come with it."""
 
+    def __init__(self, num_stages: int) -> None:
+        self._missing = set(range(num_stages))
+        self._nonce = 0
+        self._over = threading.Event()
 
-def in_flight(plans: list[PlanTrace]) -> list[tuple[float, int]]:
-    """Steps (time, batches in flight from then on)."""
-    changes = [(plan.sent_s, 1) for plan in plans]
-    changes += [(plan.returned_s, -1) for plan in plans if plan.returned_s is not None]
-    steps, count = [], 0
-    for time_s, change in sorted(changes):
-        count += change
-        steps.append((time_s, count))
-    return steps
+    def expect(self, nonce: int) -> None:
+        """Answers to this ping count, and to later ones."""
+        self._nonce = nonce
 
+    def answered(self, stage: int, nonce: int) -> bool:
+        """Note an answer; True once no stage's is missing."""
+        if nonce >= self._nonce:
+            self._missing.discard(stage)
+        if not self._missing:
+            self._over.set()
+        return not self._missing
 
-def _busy(plans: list[PlanTrace], stage: int) -> float:
-    spans = (plan.spans[stage] for plan in plans)
-    return sum(span.compute_end_s - span.compute_start_s for span in spans)
+    def give_up(self) -> None:
+        """No more answers will come."""
+        self._over.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether all stages have answered, within `timeout_s`."""
+        return self._over.wait(timeout_s) and not self._missing

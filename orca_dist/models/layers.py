@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import linear, silu
 
 MIN_PACKED_ROWS = 2  # oneDNN takes another kernel, with other rounding, for a single row
+SERIAL_ELEMENTS = 32767  # elementwise operations on more are cut over threads, anywhere in a row
 
 
 class Linear:
@@ -52,7 +53,15 @@ def rms_norm(x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Te
 def silu_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
     """silu(first half) * second half."""
     gate, up = gate_up_TF.chunk(2, dim=-1)
-    return silu(gate) * up
+    return _silu(gate) * up
+
+
+def _silu(x_TF: torch.Tensor) -> torch.Tensor:
+    """In pieces of whole rows on CPU: next to a cut inside a row, silu rounds differently."""
+    if x_TF.is_cuda or x_TF.numel() <= SERIAL_ELEMENTS or torch.get_num_threads() == 1:
+        return silu(x_TF)
+    num_rows = max(1, SERIAL_ELEMENTS // x_TF.shape[1])
+    return torch.cat([silu(rows) for rows in x_TF.split(num_rows)])
 
 
 class Rotary:

@@ -16,7 +16,7 @@ class Health:
     """NOT_SERVING until it is told otherwise."""
 
     def __init__(self) -> None:
-        self._servicer = health.aio.HealthServicer()
+        self._servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
 
     async def join(self, server: grpc.aio.Server) -> None:
         """Become one of `server`'s services, before it starts."""

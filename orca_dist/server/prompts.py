@@ -7,7 +7,7 @@ neither health checks nor the streams of others. Knows nothing of RPCs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from orca_dist.proto.v1 import generate_pb2 as pb
@@ -25,10 +25,11 @@ class TextEncoder(Protocol):
 class ChatRenderer(Protocol):
     """Messages to the text that the model was trained to continue.
 
-    Raises MissingCapability for a model that has no chat template.
+    Raises InvalidRequest for messages it can't take, MissingCapability for a model
+    that has no chat template.
     """
 
-    def render(self, messages: list[dict[str, str]]) -> str: ...
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str: ...
 
 
 class PromptReader:
@@ -38,7 +39,7 @@ class PromptReader:
         self._encoder = encoder
         self._chat = chat
 
-    async def read(self, request: pb.GenerateRequest) -> list[int]:
+    async def read(self, request: pb.GenerateRequest) -> Sequence[int]:
         """The prompt's token ids; raises InvalidRequest naming the field at fault."""
         kind = convert.prompt_kind(request)
         if kind == "token_ids":

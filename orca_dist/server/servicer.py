@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -28,8 +28,10 @@ CODE_TRAILER = "orca-error"  # the error's stable code, for clients
 FIELD_TRAILER = "orca-field"  # the field of an invalid request
 MAX_MESSAGE_LEN = 1000  # statuses travel in headers, which have a limit of their own
 
+if TYPE_CHECKING:
+    Context = grpc.aio.ServicerContext[bytes, Any]
+
 log = logging.getLogger(__name__)
-Context = grpc.aio.ServicerContext
 
 
 class ServerClosing(OrcaError):
@@ -140,7 +142,7 @@ class GenerateServicer:
             raise self._refusal
 
 
-def handlers(servicer: GenerateServicer) -> grpc.GenericRpcHandler:
+def handlers(servicer: GenerateServicer) -> grpc.GenericRpcHandler[bytes, Any]:
     """The service for grpc.aio.Server.add_generic_rpc_handlers."""
     serialize = pb.GenerateChunk.SerializeToString
     return grpc.method_handlers_generic_handler(

@@ -8,6 +8,7 @@ What can't be converted faithfully is refused by name. Imports no torch.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from pathlib import Path
@@ -63,7 +64,7 @@ def _config(source: GgufFile) -> dict[str, Any]:
     _refuse_unsupported(source)
     heads = _count(source, "llama.attention.head_count")
     hidden = _count(source, "llama.embedding_length")
-    head_dim = source.get("llama.attention.key_length") or hidden // heads
+    head_dim = _count(source, "llama.attention.key_length", hidden // heads)
     _refuse_partial_rotary(source, head_dim)
     rope_theta = _rounded(source.get("llama.rope.freq_base", 10000.0))
     return {
@@ -74,7 +75,7 @@ def _config(source: GgufFile) -> dict[str, Any]:
         "intermediate_size": _count(source, "llama.feed_forward_length"),
         "num_hidden_layers": _count(source, "llama.block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": source.get("llama.attention.head_count_kv") or heads,
+        "num_key_value_heads": _count(source, "llama.attention.head_count_kv", heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": _count(source, "llama.context_length"),
@@ -115,8 +116,8 @@ def _refuse_partial_rotary(source: GgufFile, head_dim: int) -> None:
         )
 
 
-def _count(source: GgufFile, key: str) -> int:
-    value = source.need(key)
+def _count(source: GgufFile, key: str, default: int | None = None) -> int:
+    value = source.need(key) if default is None else source.get(key, default)
     if not isinstance(value, int) or value < 1:
         raise ModelError(f"{source.path}: {key} = {value!r}: needs a positive whole number")
     return value
@@ -128,9 +129,8 @@ def _rounded(value: float) -> float:
 
 
 def _any_bias(source: GgufFile, part: str) -> bool:
-    return any(
-        name.startswith(f"blk.0.{part}_") and name.endswith(".bias") for name in source.tensors
-    )
+    pattern = re.compile(rf"blk\.\d+\.{part}_\w+\.bias")
+    return any(pattern.fullmatch(name) for name in source.tensors)
 
 
 def _token_config(source: GgufFile) -> dict[str, Any]:

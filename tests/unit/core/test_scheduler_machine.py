@@ -10,6 +10,7 @@ allow, and none while nothing runs.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,6 +33,7 @@ from orca_dist.core import (
     Plan,
     PlanResult,
     Request,
+    Sampling,
     Scheduler,
     SchedulerConfig,
 )
@@ -40,7 +42,23 @@ from tests.fixtures.tracked_memory import tracked_reserve
 
 VOCAB = 4
 PLAIN = 3  # never a stop id here: what a drain samples
-TOKEN_LISTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=3)
+TOKENS = st.integers(0, VOCAB - 1)
+TOKEN_LISTS = st.lists(TOKENS, min_size=1, max_size=3)
+PROMPTS = st.lists(TOKENS, min_size=1, max_size=12)
+ARRIVALS = st.tuples(PROMPTS, st.integers(1, 8), st.frozensets(st.integers(0, 1)))
+PICKS = st.one_of(st.integers(0, 5), st.integers(0, 999))
+
+
+class Fate(StrEnum):
+    """What happens to one entry of a plan on the last stage."""
+
+    ONE_TOKEN = "one token"
+    TOKENS = "tokens"
+    FAILED = "failed"
+    FAILED_WITH_TOKENS = "failed with tokens"
+
+
+FATES = [Fate.ONE_TOKEN] * 5 + [Fate.TOKENS] * 4 + [Fate.FAILED, Fate.FAILED_WITH_TOKENS]
 
 
 @dataclass(slots=True)
@@ -83,6 +101,21 @@ class Answers:
     failed: dict[int, str] = field(default_factory=dict)
 
 
+@st.composite
+def answers_to(draw: st.DrawFn, plan: Plan) -> Answers:
+    """Mostly a token each; sometimes more, a stop id, or a request that fails alone."""
+    answers = Answers()
+    for request_id in plan.ids:
+        fate = draw(st.sampled_from(FATES))
+        if fate is Fate.ONE_TOKEN:
+            answers.tokens[request_id] = [PLAIN]
+        elif fate is not Fate.FAILED:
+            answers.tokens[request_id] = draw(TOKEN_LISTS)
+        if fate in (Fate.FAILED, Fate.FAILED_WITH_TOKENS):
+            answers.failed[request_id] = f"request {request_id} went wrong"
+    return answers
+
+
 def answer_plainly(plan: Plan) -> Answers:
     return Answers(tokens={request_id: [PLAIN] for request_id in plan.ids})
 
@@ -115,7 +148,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_batch_size=st.integers(1, 5),
         max_batch_tokens=st.integers(1, 24),
         min_chunk=st.integers(1, 12),
-        num_blocks=st.integers(1, 48),
+        num_blocks=st.one_of(st.integers(1, 8), st.integers(16, 80)),
         block_size=st.integers(1, 3),
     )
     def start(
@@ -158,59 +191,38 @@ class SchedulerMachine(RuleBasedStateMachine):
         return [live for live in self.admitted if live.unscheduled_len]
 
     def any_id(self, pick: int) -> int:
-        """An id of any age: ended ones and one never used among them."""
-        return pick % (self.num_submitted + 1)
+        """Mostly the id of a live request; else of an ended one, or of none yet."""
+        ids = list(self.live)
+        return ids[pick] if pick < len(ids) else pick % (self.num_submitted + 1)
 
     # ---- events -----------------------------------------------------------
 
-    @rule(
-        prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=16),
-        max_tokens=st.integers(1, 6),
-        stop_ids=st.frozensets(st.integers(0, 1)),
-    )
-    def submit(self, prompt: list[int], max_tokens: int, stop_ids: frozenset[int]) -> None:
-        request = Request(
-            id=self.num_submitted, prompt=tuple(prompt), max_tokens=max_tokens, stop_ids=stop_ids
-        )
-        self.num_submitted += 1
-        if len(prompt) + max_tokens > self.memory.capacity:
-            with pytest.raises(NeverFits) as refusal:
-                self.scheduler.submit(request, 0.0)
-            assert refusal.value.needed == len(prompt) + max_tokens
-            return
-        self.scheduler.submit(request, 0.0)
-        self.live[request.id] = Live(request, list(prompt))
+    @rule(arrivals=st.lists(ARRIVALS, min_size=1, max_size=6))
+    def submit(self, arrivals: list[tuple[list[int], int, frozenset[int]]]) -> None:
+        for prompt, max_tokens, stop_ids in arrivals:
+            self._submit(prompt, max_tokens, stop_ids)
 
-    @rule()
-    def select(self) -> None:
-        room = len(self.flight) < self.config.inflight
-        num_admitted = len(self.admitted)
-        plan = self.scheduler.select(0.0)
-        if not room:
-            assert plan is None
-            assert len(self.admitted) == num_admitted
-            return
-        self._check_admission()
-        if plan is None:
-            assert not self.runnable, "nothing selected, though something could run"
-            return
-        self._check_batch(plan)
-        self._take(plan)
+    @rule(times=st.integers(1, 4))
+    def select(self, times: int) -> None:
+        for _ in range(times):
+            self._select()
 
     @precondition(lambda self: self.flight)
-    @rule(data=st.data())
-    def return_oldest(self, data: st.DataObject) -> None:
-        plan = self.flight[0]
-        answers = Answers()
-        for request_id in plan.ids:
-            fate = data.draw(st.sampled_from(["tokens"] * 8 + ["failed", "failed with tokens"]))
-            if fate != "tokens":
-                answers.failed[request_id] = f"request {request_id} went wrong"
-            if fate != "failed":
-                answers.tokens[request_id] = data.draw(TOKEN_LISTS)
-        self._return(answers)
+    @rule(data=st.data(), times=st.integers(1, 4))
+    def return_oldest(self, data: st.DataObject, times: int) -> None:
+        for plan in self.flight[:times]:
+            self._return(data.draw(answers_to(plan)))
 
-    @rule(pick=st.integers(0, 999))
+    @rule(data=st.data(), times=st.integers(1, 6))
+    def turn_around(self, data: st.DataObject, times: int) -> None:
+        """What the engine master does: fill the pipeline, take a result, fill it again."""
+        for _ in range(times):
+            while self._select():
+                pass
+            if self.flight:
+                self._return(data.draw(answers_to(self.flight[0])))
+
+    @rule(pick=PICKS)
     def cancel(self, pick: int) -> None:
         request_id = self.any_id(pick)
         was_live = self.live.pop(request_id, None) is not None
@@ -218,7 +230,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.cancel(request_id, 0.0) is False
         assert request_id not in self.memory.held
 
-    @rule(pick=st.integers(0, 999), num_tokens=st.integers(0, 4))
+    @rule(pick=PICKS, num_tokens=st.integers(0, 4))
     def finish(self, pick: int, num_tokens: int) -> None:
         """A stop string was met after `num_tokens`; so many must have been sampled."""
         request_id = self.any_id(pick)
@@ -243,7 +255,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             live.in_flight = False
 
     @precondition(lambda self: self.returned)
-    @rule(pick=st.integers(0, 999))
+    @rule(pick=PICKS)
     def return_a_late_result(self, pick: int) -> None:
         """Of an earlier epoch, or for the second time: nothing happens."""
         result = self.returned[pick % len(self.returned)]
@@ -333,6 +345,39 @@ class SchedulerMachine(RuleBasedStateMachine):
             return Phase.INITIATION
         return Phase.INCREMENT if live.unscheduled_len else Phase.RUNNING
 
+    def _submit(self, prompt: list[int], max_tokens: int, stop_ids: frozenset[int]) -> None:
+        request = Request(
+            id=self.num_submitted,
+            prompt=tuple(prompt),
+            max_tokens=max_tokens,
+            stop_ids=stop_ids,
+            sampling=Sampling(seed=self.num_submitted),
+        )
+        self.num_submitted += 1
+        if len(prompt) + max_tokens > self.memory.capacity:
+            with pytest.raises(NeverFits) as refusal:
+                self.scheduler.submit(request, 0.0)
+            assert refusal.value.needed == len(prompt) + max_tokens
+            return
+        self.scheduler.submit(request, 0.0)
+        self.live[request.id] = Live(request, list(prompt))
+
+    def _select(self) -> Plan | None:
+        room = len(self.flight) < self.config.inflight
+        num_admitted = len(self.admitted)
+        plan = self.scheduler.select(0.0)
+        if not room:
+            assert plan is None
+            assert len(self.admitted) == num_admitted
+            return None
+        self._check_admission()
+        if plan is None:
+            assert not self.runnable, "nothing selected, though something could run"
+            return None
+        self._check_batch(plan)
+        self._take(plan)
+        return plan
+
     def _check_admission(self) -> None:
         """All were admitted that could be."""
         limit = self.config.inflight * self.config.max_batch_size
@@ -418,9 +463,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Select and return until nothing happens: every round must come closer to the end."""
         most = 2 * sum(live.request.max_tokens for live in self.live.values()) + 8
         for _ in range(most):
-            num_in_flight = len(self.flight)
-            self.select()
-            if len(self.flight) > num_in_flight:
+            if self._select():
                 continue
             if not self.flight:
                 break
@@ -443,7 +486,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         capacity = self.memory.capacity
         if capacity < 2:
             return
-        self.submit([PLAIN] * (capacity - 1), 1, frozenset())
+        self._submit([PLAIN] * (capacity - 1), 1, frozenset())
         self._drain()
         self.flush_drops()
 

@@ -1,0 +1,49 @@
+"""An engine and a server around it, as `orca-dist serve` and the demo start and end them."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from orca_dist.cli.interrupts import Interrupted, handling, interrupt
+from orca_dist.config import EngineConfig, ServerConfig
+from orca_dist.engine.engine import Engine
+from orca_dist.server import Listener, Server
+from orca_dist.text import ChatTemplate, Tokenizer
+
+
+@contextlib.contextmanager
+def running_engine(
+    folder: Path, config: EngineConfig, on_progress: Callable[[str], None] | None = None
+) -> Iterator[Engine]:
+    """An engine for the time of the block; no signal keeps it from ending all its stages."""
+    engine = _start(folder, config, on_progress)
+    try:
+        with handling(interrupt):  # Ray has left a handler of its own
+            yield engine
+    finally:
+        with handling(signal.SIG_IGN):  # half an end leaves processes behind
+            engine.close()
+
+
+def make_server(
+    engine: Engine, folder: Path, config: ServerConfig, listener: Listener | None = None
+) -> Server:
+    """A server of the model in `folder`, not started; `listener` is a port taken earlier."""
+    return Server(
+        engine,
+        Tokenizer.load(folder),
+        ChatTemplate.load(folder),
+        config,
+        max_queue=engine.config.max_queue,
+        listener=listener,
+    )
+
+
+def _start(folder: Path, config: EngineConfig, on_progress: Callable[[str], None] | None) -> Engine:
+    try:
+        return Engine.start(folder, config, on_progress=on_progress)
+    except SystemExit:  # Ray's own handler of SIGTERM, in place while it starts
+        raise Interrupted(signal.SIGTERM) from None

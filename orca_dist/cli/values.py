@@ -1,0 +1,66 @@
+"""Values of settings as a field's type, from text (variables) or from YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+
+from cattrs import Converter
+
+NUMBERS = tuple[int, ...]
+
+
+def text_reader() -> Converter:
+    """Reads values written as text: `8`, `0.5`, `8 7 7 8`."""
+    reader = _reader()
+    reader.register_structure_hook(int, lambda text, _: _number(int, text, "a whole number"))
+    reader.register_structure_hook(float, lambda text, _: _number(float, text, "a number"))
+    reader.register_structure_hook_func(
+        lambda kind: kind == NUMBERS,
+        lambda text, _: tuple(reader.structure(word, int) for word in text.split()),
+    )
+    return reader
+
+
+def yaml_reader() -> Converter:
+    """Reads values that have a type already, and converts none but int to float."""
+    reader = _reader()
+    reader.register_structure_hook(int, lambda value, _: _typed(int, value, "a whole number"))
+    reader.register_structure_hook(str, lambda value, _: _typed(str, value, "a text; quote it"))
+    reader.register_structure_hook(
+        float, lambda value, _: float(_typed(int | float, value, "a number"))
+    )
+    reader.register_structure_hook_func(
+        lambda kind: kind == NUMBERS,
+        lambda value, _: tuple(
+            reader.structure(item, int) for item in _typed(list, value, "a list")
+        ),
+    )
+    return reader
+
+
+def _reader() -> Converter:
+    reader = Converter(detailed_validation=False)
+    reader.register_structure_hook(StrEnum, _choice)
+    return reader
+
+
+def _choice(value: object, kind: type[StrEnum]) -> StrEnum:
+    choices = [member.value for member in kind]
+    if value not in choices:
+        raise ValueError(f"choose one of {', '.join(choices)}")
+    return kind(value)
+
+
+def _typed(kind: Any, value: Any, what: str) -> Any:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ValueError(f"needs {what}")
+    return value
+
+
+def _number(kind: Callable[[str], Any], text: str, what: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"needs {what}") from None

@@ -1,0 +1,29 @@
+"""What a model folder holds, as plain data for a person or a script."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from orca_dist.spec import load_spec
+from orca_dist.weights.headers import check_folder
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """The spec's fields, and `folder`, `parameters`, `weights_bytes`, `tensors_by_dtype`, `shards`.
+
+    Verifies the folder first: raises ModelError naming what is missing or damaged.
+    """
+    spec = load_spec(folder)
+    headers = check_folder(folder, spec)
+    return {
+        "folder": str(folder),
+        **asdict(spec),
+        "parameters": sum(prod(header.shape) for header in headers.values()),
+        "weights_bytes": sum(header.num_bytes for header in headers.values()),
+        "tensors_by_dtype": dict(Counter(header.dtype for header in headers.values())),
+        "shards": sorted({header.shard for header in headers.values()}),
+    }

@@ -1,0 +1,138 @@
+"""Writes docs/cli.md from the commands' dataclasses; --check only compares.
+
+A flag, its default and its help are what `orca-dist COMMAND --help` shows: both
+come from the same fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args
+
+from orca_dist.cli.knobs import Knob, knobs
+from orca_dist.cli.main import commands
+from orca_dist.cli.model import ACTIONS
+from orca_dist.cli.settings import Settings
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
+
+HEAD = """\
+# Commands
+
+Generated from the code by `python scripts/docs_cli.py`; a test keeps it so.
+
+`orca-dist COMMAND --help` shows the same. Results go to stdout, all else to stderr.
+
+## Settings
+
+Every flag of `serve` is also a key of the YAML file that `--config` names
+(`--max-batch-size 8` is `max_batch_size: 8`) and an environment variable
+(`ORCA_MAX_BATCH_SIZE=8`). Flags win over the file, the file over variables, variables
+over the defaults below. `ORCA_CONFIG` names a file too. A name that doesn't exist is an
+error that lists near ones. Times are seconds. A list is `--split 8 7 7 8` on the command
+line (after MODEL), `split: [8, 7, 7, 8]` in the file and `ORCA_SPLIT="8 7 7 8"`.
+
+## Exit codes
+
+| code | meaning |
+|---|---|
+| 0 | done |
+| 1 | the call failed |
+| 2 | usage or configuration |
+| 3 | the server could not start |
+| 4 | the pipeline was lost |
+| 130, 143 | ended by SIGINT, SIGTERM |
+"""
+
+JSON_DOCUMENTS = """
+## JSON
+
+`--json` prints one document with `"schema": 1` on stdout.
+
+- `generate`: `text`, `token_ids`, `finish_reason` (`stop` or `length`),
+  `usage` {`prompt_tokens`, `completion_tokens`, `cached_tokens`}
+- `info`: `model`, `stages` [{`index`, `node`, `pid`, `actor_id` (empty outside Ray),
+  `device`, `layers` (their numbers), `state`}], `epoch`, `max_model_len`, `kv_tokens`,
+  `version`
+- `model show`: what the folder holds, as the plain output
+"""
+
+
+def page() -> str:
+    """The whole of docs/cli.md."""
+    sections = [HEAD]
+    for name, command in commands(Settings()).items():
+        if name == "model":
+            sections += [_section(f"model {action}", kind) for action, kind in ACTIONS.items()]
+        else:
+            sections.append(_section(name, type(command)))
+    return "\n".join(sections) + JSON_DOCUMENTS
+
+
+def _section(name: str, kind: type) -> str:
+    own = knobs(kind)
+    words = " ".join(knob.name.upper() for knob in own if knob.positional)
+    title = f"## orca-dist {name} {words}".rstrip()
+    return "\n".join([title, "", _doc(kind), "", *_table(own)]) + "\n"
+
+
+def _doc(kind: type) -> str:
+    return " ".join((kind.__doc__ or "").split())
+
+
+def _table(own: list[Knob]) -> list[str]:
+    rows = list(_rows(own))
+    return ["| flag | default | meaning |", "|---|---|---|", *rows] if rows else []
+
+
+def _rows(own: list[Knob]) -> Iterator[str]:
+    """A group's knobs follow the command's own ones, as in --help."""
+    for knob in own:
+        if not dataclasses.is_dataclass(knob.type):
+            yield f"| {_word(knob)} | {_default(knob)} | {knob.help} |"
+    for knob in own:
+        if isinstance(knob.type, type) and dataclasses.is_dataclass(knob.type):
+            yield from _rows(knobs(knob.type))
+
+
+def _word(knob: Knob) -> str:
+    if knob.positional:
+        return f"`{knob.name.upper()}`"
+    value = _value(knob.type)
+    return f"`{knob.flag}`" + (f" {value}" if value else "")
+
+
+def _value(kind: Any) -> str:
+    """How a value of a type is written; "" for a switch."""
+    options = [option for option in get_args(kind) if option is not NoneType]
+    if kind == tuple[int, ...]:
+        return "numbers"
+    if options:
+        return _value(options[0])
+    if issubclass(kind, StrEnum):
+        return " \\| ".join(member.value for member in kind)
+    return {int: "number", float: "number", str: "text", Path: "path", bool: ""}[kind]
+
+
+def _default(knob: Knob) -> str:
+    if knob.default in (dataclasses.MISSING, None, "", ()) or isinstance(knob.default, bool):
+        return ""
+    return f"`{knob.default}`"
+
+
+def main(arguments: list[str]) -> int:
+    if "--check" not in arguments:
+        PAGE.write_text(page(), encoding="utf-8")
+    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page():
+        print("docs/cli.md differs from the code: run scripts/docs_cli.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,89 @@
+"""A stage dies or stops: every caller is told, soon, and nothing is left running.
+
+Local processes; the same for Ray actors is in test_ray.py. No replacement is
+made: a lost stage ends the pipeline.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from orca_dist.errors import PipelineLost, StartupError
+from tests.fixtures.checkpoints import loud_llama
+from tests.fixtures.live import Front, live, local_config
+
+LIMIT_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("loud")
+    loud_llama(folder)
+    return folder
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_killed_while_serving(folder: Path, stage: int, caplog: pytest.LogCaptureFixture) -> None:
+    with live(folder, local_config(3)) as front:
+        ids = [front.submit([5, 9, i], 200) for i in range(4)]
+        front.wait(ids, num_tokens=2)
+        lost = _kill_and_wait(front, stage, signal.SIGKILL)
+        assert f"stage {stage}" in str(lost)
+        assert all(front.answers[request_id].reason is None for request_id in ids)
+        status = front.engine.info().stages[stage]
+        assert status.state == "lost"
+        errors = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+        assert any(f"stage {stage}" in text and str(status.pid) in text for text in errors)
+    _nothing_left(front)
+
+
+def test_killed_while_idle(folder: Path) -> None:
+    with live(folder, local_config(3)) as front:
+        _kill_and_wait(front, 1, signal.SIGKILL)
+    _nothing_left(front)
+
+
+def test_stopped(folder: Path) -> None:
+    """SIGSTOP: noticed by the missing heartbeat; a late SIGCONT brings nothing back."""
+    with live(folder, local_config(3, heartbeat_s=2.0)) as front:
+        ids = [front.submit([5, 9, i], 200) for i in range(2)]
+        front.wait(ids, num_tokens=2)
+        lost = _kill_and_wait(front, 1, signal.SIGSTOP)
+        assert "heartbeat" in str(lost)
+        counts = [len(front.answers[request_id].tokens) for request_id in ids]
+        os.kill(front.engine.info().stages[1].pid, signal.SIGCONT)
+        time.sleep(1.0)
+        assert [len(front.answers[request_id].tokens) for request_id in ids] == counts
+    _nothing_left(front)
+
+
+def test_load_failure_ends_the_start(folder: Path, tmp_path: Path) -> None:
+    """A stage that can't load says why, and the others go down with it."""
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    from orca_dist.engine.local_pipeline import LocalPlacement
+
+    with (
+        pytest.raises(StartupError, match=r"stage 1 .*no room on this shelf"),
+        live(folder, local_config(2), placement=LocalPlacement("tests.fixtures.broken_stage")),
+    ):
+        pass
+    after = {child.pid for child in psutil.Process().children(recursive=True)}
+    assert after <= before
+
+
+def _kill_and_wait(front: Front, stage: int, how: signal.Signals) -> PipelineLost:
+    os.kill(front.engine.info().stages[stage].pid, how)
+    deadline = time.monotonic() + LIMIT_S
+    while front.lost is None:
+        front.pump(max(0.1, deadline - time.monotonic()))
+    return front.lost
+
+
+def _nothing_left(front: Front) -> None:
+    assert not any(psutil.pid_exists(stage.pid) for stage in front.engine.info().stages)

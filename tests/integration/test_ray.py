@@ -1,0 +1,135 @@
+"""The same pipeline on a real Ray: one private cluster for the module, four CPU stages."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+from orca_dist import SamplingParams
+from orca_dist.config import EngineConfig
+from orca_dist.errors import PipelineLost
+from tests.fixtures.checkpoints import loud_llama
+from tests.fixtures.live import live, local_config
+from tests.fixtures.served import Served, served
+
+pytestmark = pytest.mark.ray
+
+STAGES = 4
+PROMPTS = [[5, 9, 17], [300], list(range(40, 77))]
+PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
+
+
+def _ray_config() -> EngineConfig:
+    return local_config(STAGES, launcher="ray", heartbeat_s=5.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("loud")
+    loud_llama(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[tuple[int, ...]]:
+    """The answers of a single local stage."""
+    with live(folder, local_config(1)) as front:
+        return [tuple(answer.tokens) for answer in front.generate(PROMPTS, 24)]
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Served]:
+    """Checks at its end that no process and no folder of the run is left."""
+    before = _children()
+    with served(folder, _ray_config()) as server:
+        ours = _children() - before
+        folders = set(Path(tempfile.gettempdir()).glob("orca-*"))
+        yield server
+    assert len(ours) > STAGES
+    assert not [pid for pid in ours if psutil.pid_exists(pid)]
+    assert not [path for path in folders if path.exists()]
+    assert not ray.is_initialized()
+
+
+def _children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def test_answers_equal_one_local_stage(server: Served, expected: list[tuple[int, ...]]) -> None:
+    with server.client() as client:
+        answers = [client.generate(prompt, PARAMS).token_ids for prompt in PROMPTS]
+    assert answers == expected
+
+
+def test_info_shows_four_actors(server: Served) -> None:
+    command = [sys.executable, "-m", "orca_dist", "info", "--address", server.address, "--json"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    info = json.loads(run.stdout)
+    stages = info["stages"]
+    assert info["schema"] == 1
+    assert [stage["index"] for stage in stages] == [0, 1, 2, 3]
+    assert len({stage["pid"] for stage in stages}) == STAGES
+    assert len({stage["actor_id"] for stage in stages if stage["actor_id"]}) == STAGES
+    assert all(psutil.pid_exists(stage["pid"]) for stage in stages)
+    assert all(stage["state"] == "ready" for stage in stages)
+
+
+def test_no_ray_call_between_two_tokens(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted at every door through which the driver can call Ray."""
+    calls: list[str] = []
+
+    def counting(name: str, real: object) -> object:
+        def call(*args: object, **kwargs: object) -> object:
+            calls.append(name)
+            return real(*args, **kwargs)  # type: ignore[operator]
+
+        return call
+
+    for name in ("get", "put", "wait", "kill", "cancel"):
+        monkeypatch.setattr(ray, name, counting(name, getattr(ray, name)))
+    method = ray.actor.ActorMethod
+    monkeypatch.setattr(method, "_remote", counting("remote", method._remote))
+    with server.client() as client:
+        answer = client.generate(PROMPTS[0], PARAMS)
+    assert len(answer.token_ids) == 24
+    assert calls == []
+
+
+def test_four_batches_in_flight(server: Served) -> None:
+    from orca_dist.metrics.trace import in_flight
+
+    seen = len(server.plans())
+    with server.client() as client:
+        streams = [client.stream([i, i + 1], PARAMS) for i in range(8)]
+        for stream in streams:
+            list(stream)
+    plans = server.plans()[seen:]
+    assert max(count for _, count in in_flight(plans)) == STAGES
+
+
+def test_killed_actor_ends_every_call(server: Served) -> None:
+    """The last test of the module: kills stage 1 under load, then nothing serves any more."""
+    with server.client() as client:
+        streams = [client.stream([5, 9, i], SamplingParams(max_tokens=200)) for i in range(4)]
+        for stream in streams:
+            next(stream)
+        os.kill(server.engine.info().stages[1].pid, signal.SIGKILL)
+        killed = time.monotonic()
+        for stream in streams:
+            with pytest.raises(PipelineLost, match="stage 1"):
+                list(stream)
+        assert time.monotonic() - killed < 10
+        assert client.health() is False
+        with pytest.raises(PipelineLost, match="stage 1"):
+            client.generate([5], SamplingParams(max_tokens=2))

@@ -1,0 +1,214 @@
+"""Requests through the whole of it: gRPC client, server, master, three local stages.
+
+A script model whose output is fully known, so that an answer's every token can
+be told right from wrong, and the pool room for two requests of 200 tokens.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from orca_dist import SamplingParams
+from orca_dist.core import FinishReason
+from orca_dist.errors import DuplicateRequest
+from tests.fixtures.checkpoints import script_llama
+from tests.fixtures.live import local_config
+from tests.fixtures.served import Served, served
+
+FIRST_ID, CYCLE = 263, 26  # A..Z of the byte tokenizer: A goes on with B, Z with A
+KV_TOKENS = 416  # two requests of 200 tokens, in blocks of 16
+LONG = SamplingParams(max_tokens=190)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("script")
+    script_llama(folder, next_of=_next)
+    with served(folder, local_config(3, kv_tokens=KV_TOKENS)) as server:
+        yield server
+
+
+def _next(token: int) -> int:
+    return FIRST_ID + (token - FIRST_ID + 1) % CYCLE
+
+
+def _letters(first: int, count: int) -> tuple[int, ...]:
+    return tuple(FIRST_ID + (first + 1 + i) % CYCLE for i in range(count))
+
+
+def _prompt(letter: int) -> list[int]:
+    return [FIRST_ID + letter]
+
+
+def test_cancelled_in_the_middle(server: Served) -> None:
+    """A4: the cancelled one leaves at once, its room goes to the next, fifty times over."""
+    with server.client() as client:
+        for _ in range(50):
+            _cancel_one(server, client)
+        assert server.engine.load().used_slots == 0
+
+
+def _cancel_one(server: Served, client: object) -> None:
+    from orca_dist.client import Client
+
+    assert isinstance(client, Client)
+    first = client.stream(_prompt(0), LONG, request_id="r1")
+    for _ in range(5):
+        next(first)
+    with ThreadPoolExecutor(2) as pool:
+        second = pool.submit(client.generate, _prompt(3), LONG)
+        third = pool.submit(client.generate, _prompt(7), SamplingParams(max_tokens=20))
+        first.close()  # type: ignore[attr-defined]
+        assert third.result(30).token_ids == _letters(7, 20)
+        assert second.result(30).token_ids == _letters(3, 190)
+
+
+def test_in_no_plan_after_the_cancel(server: Served) -> None:
+    with server.client() as client:
+        stream = client.stream(_prompt(0), LONG)
+        for _ in range(5):
+            next(stream)
+        alive = {plan.ids for plan in server.plans()[-1:]}
+        stream.close()  # type: ignore[attr-defined]
+        client.generate(_prompt(1), SamplingParams(max_tokens=3))
+        seen = len(server.plans())
+        client.generate(_prompt(1), SamplingParams(max_tokens=30))
+        later = {i for plan in server.plans()[seen:] for i in plan.ids}
+        assert not later & {i for ids in alive for i in ids}
+
+
+def test_unary_deadline_ends_the_request(server: Served) -> None:
+    """D18: a unary call whose client left doesn't run on to max_tokens."""
+    with server.client() as client:
+        seen = len(server.plans())
+        with pytest.raises(Exception, match=r"(?i)deadline|timed out|timeout"):
+            client.generate(_prompt(0), SamplingParams(max_tokens=300), timeout_s=0.05)
+        client.generate(_prompt(1), SamplingParams(max_tokens=2))
+        plans = server.plans()[seen:]
+        first = plans[0].ids[0]
+        assert sum(first in plan.ids for plan in plans) < 300
+        assert server.engine.load().used_slots == 0
+
+
+def test_sixteen_at_once_keep_their_answers(server: Served) -> None:
+    """D25: twenty rounds of sixteen, a third of them cancelled; each answer is its own."""
+    rng = random.Random(25)
+    with server.client() as client, ThreadPoolExecutor(16) as pool:
+        for _ in range(20):
+            cancelled = {i for i in range(16) if rng.random() < 0.3}
+            jobs = [pool.submit(_one, client, i, i in cancelled) for i in range(16)]
+            for job in jobs:
+                job.result(60)
+        assert server.engine.load().used_slots == 0
+        assert server.engine.load().live_requests == 0
+
+
+def _one(client: object, letter: int, cancel: bool) -> None:
+    from orca_dist.client import Client
+
+    assert isinstance(client, Client)
+    tokens: list[int] = []
+    stream = client.stream(_prompt(letter), SamplingParams(max_tokens=12))
+    for chunk in stream:
+        tokens += chunk.token_ids
+        if cancel and len(tokens) >= 4:
+            stream.close()  # type: ignore[attr-defined]
+            break
+    assert tuple(tokens) == _letters(letter, len(tokens))
+    assert cancel or len(tokens) == 12
+
+
+def test_aborts_leave_stages_in_step(server: Served) -> None:
+    """B9: four streams, two aborted at random, many rounds; survivors equal their solo output.
+
+    Every stage gets the same bytes of a plan; that it ran them all is what its rows say.
+    """
+    rng = random.Random(9)
+    with server.client() as client, ThreadPoolExecutor(4) as pool:
+        seen = len(server.plans())
+        for _ in range(50):
+            aborted = set(rng.sample(range(4), 2))
+            jobs = [pool.submit(_one, client, i, i in aborted) for i in range(4)]
+            for job in jobs:
+                job.result(60)
+        plans = server.plans()[seen:]
+        assert all(len(plan.spans) == 3 for plan in plans)
+        seqs = [plan.seq for plan in plans]
+        assert seqs == sorted(seqs)
+
+
+def test_duplicate_id(server: Served) -> None:
+    """D24: refused while the first lives, whose answer is whole; free again after it."""
+    with server.client() as client, ThreadPoolExecutor(1) as pool:
+        stream = client.stream(_prompt(0), SamplingParams(max_tokens=60), request_id="x")
+        first = next(stream)
+        second = pool.submit(client.generate, _prompt(1), request_id="x")
+        with pytest.raises(DuplicateRequest, match="x"):
+            second.result(30)
+        rest = [token for chunk in stream for token in chunk.token_ids]
+        assert (*first.token_ids, *rest) == _letters(0, 60)
+        assert client.generate(_prompt(2), SamplingParams(max_tokens=2), request_id="x").text
+
+
+def test_short_one_overtakes_long_one(server: Served) -> None:
+    """D23: batching is per iteration, so a short answer doesn't wait for a long one's end."""
+    with server.client() as client:
+        long = client.stream(_prompt(0), SamplingParams(max_tokens=190))
+        got = [next(long) for _ in range(3)]
+        short = client.generate(_prompt(5), SamplingParams(max_tokens=3))
+        assert short.token_ids == _letters(5, 3)
+        before = sum(len(chunk.token_ids) for chunk in got)
+        rest = sum(len(chunk.token_ids) for chunk in long)
+        assert before + rest == 190
+
+
+def test_queue_of_full_size_requests(server: Served) -> None:
+    """D21: ten requests, each taking nearly the whole pool, end one after the other."""
+    with server.client() as client, ThreadPoolExecutor(10) as pool:
+        params = SamplingParams(max_tokens=250)
+        jobs = [pool.submit(client.generate, _prompt(i), params) for i in range(10)]
+        for letter, job in enumerate(jobs):
+            assert job.result(90).token_ids == _letters(letter, 250)
+
+
+def test_many_submits_and_cancels_leave_nothing(server: Served) -> None:
+    """D20: two thousand of them through the front; every table is empty afterwards."""
+    with server.client() as client, ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: _submit_and_leave(client, i), range(2000)))
+        deadline = time.monotonic() + 30
+        while server.engine.load().live_requests and time.monotonic() < deadline:
+            client.generate(_prompt(0), SamplingParams(max_tokens=1))
+        load = server.engine.load()
+        assert (load.live_requests, load.used_slots) == (0, 0)
+
+
+def _submit_and_leave(client: object, number: int) -> None:
+    from orca_dist.client import Client
+
+    assert isinstance(client, Client)
+    stream = client.stream(_prompt(number % CYCLE), LONG)
+    stream.close()  # type: ignore[attr-defined]
+
+
+def test_idle_costs_nothing(server: Served) -> None:
+    """B13, A8: an idle pipeline sleeps, and answers at once afterwards."""
+    import psutil
+
+    stages = [psutil.Process(stage.pid) for stage in server.engine.info().stages]
+    master = [t for t in threading.enumerate() if t.name == "engine-master"]
+    assert len(master) == 1
+    before = sum(sum(p.cpu_times()[:2]) for p in stages)
+    started = time.monotonic()
+    time.sleep(5.0)
+    used = sum(sum(p.cpu_times()[:2]) for p in stages) - before
+    assert used < 0.05 * (time.monotonic() - started) * len(stages)
+    with server.client() as client:
+        answer = client.generate(_prompt(0), SamplingParams(max_tokens=4))
+    assert answer.token_ids == _letters(0, 4)
+    assert answer.finish_reason is FinishReason.LENGTH
