@@ -36,7 +36,7 @@ PROMPTS = (
     "Why is the sky blue?",
     "Explain to a child how an assembly line in a factory works.",
     "Name three animals that live in the ocean.",
-    "Tell me a very short story about an orca and a lighthouse keeper who became friends.",
+    "Tell me a short story about an orca and a lighthouse keeper.",
 )
 PARAMS = SamplingParams(max_tokens=48)
 MAX_WIDTH = 160
@@ -56,6 +56,7 @@ def demo(config: EngineConfig) -> int:
     with results_only() as results:
         console = results_console(results)
         folder = fetch_default_model()
+        say(f"starting Ray for {folder.name}")
         with running_engine(folder, config, on_progress=say) as engine:
             rows = asyncio.run(interruptible(talk(engine, folder, console)))
             report(engine, rows, console)

@@ -24,7 +24,7 @@ from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher
 from orca_dist.core import FinishReason, Output
 from orca_dist.engine.engine import Engine
 from orca_dist.engine.streams import EngineStreams
-from orca_dist.errors import ConfigError, InvalidRequest, ModelError
+from orca_dist.errors import InvalidRequest, ModelError
 from orca_dist.params import SamplingParams
 from orca_dist.text import Detokenizer, Tokenizer
 from orca_dist.weights.fetch import DEFAULT_MODEL, fetch_default_model
@@ -248,13 +248,7 @@ def _settled(
     dtype: str | None,
     launcher: str | None,
 ) -> EngineConfig:
-    try:
-        return replace(
-            config,
-            stages=config.stages if stages is None else stages,
-            device=config.device if device is None else DeviceKind(device),
-            dtype=config.dtype if dtype is None else Dtype(dtype),
-            launcher=config.launcher if launcher is None else Launcher(launcher),
-        )
-    except ValueError as error:
-        raise ConfigError(f"{error}") from None
+    """`config` with what is given in its place; its own checks name a wrong word."""
+    given = {"stages": stages, "device": device, "dtype": dtype, "launcher": launcher}
+    changes = {name: value for name, value in given.items() if value is not None}
+    return replace(config, **changes)  # type: ignore[arg-type]

@@ -33,10 +33,10 @@ def _prompted(prompt: Prompt) -> pb.GenerateRequest:
     if isinstance(prompt, str):
         with _naming("text"):
             return pb.GenerateRequest(text=prompt)
-    messages = [item for item in prompt if isinstance(item, Mapping)]
-    if messages:
+    if isinstance(prompt, Sequence) and any(isinstance(item, Mapping) for item in prompt):
         with _naming("chat"):
-            return pb.GenerateRequest(chat=pb.Chat(messages=[_message(m) for m in messages]))
+            messages = [_message(message) for message in cast(Sequence[Message], prompt)]
+            return pb.GenerateRequest(chat=pb.Chat(messages=messages))
     with _naming("token_ids"):
         return pb.GenerateRequest(token_ids=pb.TokenIds(ids=cast(Sequence[int], prompt)))
 

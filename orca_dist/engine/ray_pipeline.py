@@ -56,7 +56,11 @@ class RayPlacement:
         self._actors: list[Any] = []
         self._serving: list[Any] = []
         self._closed = False
-        self._connect()
+        try:
+            self._connect()
+        except BaseException:  # an interrupt too: half a Ray is ours to remove
+            self.close()
+            raise
         self.control_host: str = ray.util.get_node_ip_address() if config.address else LOOPBACK
 
     def launch(self, bootstraps: Sequence[StageBootstrap], on_death: OnDeath) -> None:

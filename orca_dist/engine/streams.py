@@ -67,8 +67,15 @@ class RequestStream:
         return item
 
     def finish(self, num_tokens: int) -> None:
-        """End the request after `num_tokens` generated ones (a stop string was met)."""
+        """End the request after `num_tokens` generated ones (a stop string was met).
+
+        What has come since is dropped and not counted.
+        """
         self._streams.finish(self, num_tokens)
+        if self.reason is None:
+            self.num_tokens, self.reason = num_tokens, FinishReason.STOP
+            self._outputs.clear()
+            self._arrived.set()
 
     def close(self) -> None:
         """Give the request back if it hasn't ended. Any number of times."""
@@ -100,7 +107,6 @@ class EngineStreams:
         self._keys = itertools.count(1)
         self._live: dict[int, RequestStream] = {}
         self._names: dict[str, int] = {}
-        self._num_waiting = 0
         self._started: set[int] = set()
         self._lost: PipelineLost | None = None
 
@@ -115,7 +121,8 @@ class EngineStreams:
         if len(self._live) - len(self._started) >= self._max_queue:
             raise QueueFull(f"{self._max_queue} requests are waiting already; try again later")
         request = self._request(prompt, params)
-        stream = RequestStream(request.id, request_id or f"r{request.id}", len(prompt), self)
+        name = request_id or self._name(request.id)
+        stream = RequestStream(request.id, name, len(prompt), self)
         self._live[request.id] = stream
         self._names[stream.request_id] = request.id
         self._master.submit(request)
@@ -157,6 +164,13 @@ class EngineStreams:
         del self._live[stream.key]
         del self._names[stream.request_id]
         self._started.discard(stream.key)
+
+    def _name(self, key: int) -> str:
+        """For a request without one; a client may have chosen r1, r2, ... for its own."""
+        name = f"r{key}"
+        while name in self._names:
+            name += "+"
+        return name
 
     def _request(self, prompt: Sequence[int], params: SamplingParams) -> Request:
         params.check()

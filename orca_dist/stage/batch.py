@@ -7,6 +7,7 @@ never decided here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,16 +68,15 @@ class RequestTable:
         return len(self._requests)
 
     def apply(self, plan: Plan) -> None:
-        """Drops, then admits, then the tokens that steps bring."""
+        """Drops, then admits, then the tokens and blocks that steps bring."""
         for request_id in plan.drops:
             del self._requests[request_id]
         for admit in plan.admits:
             self._requests[admit.id] = self._introduce(admit)
-        taken = 0
-        for request_id, count in zip(plan.ids, plan.num_new_tokens, strict=True):
-            if count:
-                self._requests[request_id].tokens.extend(plan.new_tokens[taken : taken + count])
-                taken += count
+        for request_id, tokens in _dealt(plan.ids, plan.num_new_tokens, plan.new_tokens):
+            self._requests[request_id].tokens.extend(tokens)
+        for request_id, blocks in _dealt(plan.ids, plan.num_new_blocks, plan.new_blocks):
+            self._extend(self._requests[request_id], blocks)
 
     def pack(self, plan: Plan) -> PackedBatch:
         """The plan's steps as one batch; call apply() first."""
@@ -99,13 +99,20 @@ class RequestTable:
 
     def _introduce(self, admit: Admit) -> StageRequest:
         blocks = torch.tensor(admit.blocks)
-        slots = (blocks[:, None] * self._block_size + self._offsets).flatten()
         return StageRequest(
             tokens=list(admit.tokens),
             blocks=self._device.upload(blocks),
-            slots=slots,
+            slots=self._slots(blocks),
             sampling=admit.sampling,
         )
+
+    def _extend(self, request: StageRequest, more: Sequence[int]) -> None:
+        blocks = torch.tensor(more)
+        request.blocks = torch.cat([request.blocks, self._device.upload(blocks)])
+        request.slots = torch.cat([request.slots, self._slots(blocks)])
+
+    def _slots(self, blocks: torch.Tensor) -> torch.Tensor:
+        return (blocks[:, None] * self._block_size + self._offsets).flatten()
 
     def _sampled(self, plan: Plan) -> list[Sampled]:
         sampled, row = [], 0
@@ -125,3 +132,14 @@ class RequestTable:
                 )
             )
         return sampled
+
+
+def _dealt(
+    ids: Sequence[int], counts: Sequence[int], flat: Sequence[int]
+) -> Iterator[tuple[int, Sequence[int]]]:
+    """Each id with its part of a flat column; those without one are left out."""
+    taken = 0
+    for request_id, count in zip(ids, counts, strict=True):
+        if count:
+            yield request_id, flat[taken : taken + count]
+            taken += count

@@ -21,7 +21,8 @@ def sample_row(logits_V: torch.Tensor, sampling: Sampling, position: int) -> int
         raise ValueError(f"the logits at position {position} are not finite")
     if sampling.temperature == 0 or sampling.top_k == 1:
         return int(logits_V.argmax())
-    probs_V = torch.softmax((logits_V - best) / sampling.temperature, dim=-1).double()
+    # In double: a tiny temperature is zero in fp32, and 0 / 0 is no probability.
+    probs_V = torch.softmax((logits_V - best).double() / sampling.temperature, dim=-1)
     if _keeps_all(sampling):
         return _pick(probs_V, uniform(sampling.seed, position))
     probs_K, ids_K = _filtered(probs_V, sampling)

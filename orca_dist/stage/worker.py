@@ -82,6 +82,27 @@ class StageWorker:
 
     def open(self, epoch: Open) -> None:
         """Make this epoch's links and an empty KV store."""
+        self.begin(*self._open_links(epoch), num_blocks=epoch.num_blocks)
+
+    def begin(
+        self, previous: Channel | None, following: Channel | None, *, num_blocks: int
+    ) -> None:
+        """Start an epoch over links that exist (None at the pipeline's ends)."""
+        setup = self._setup
+        self._previous, self._next = previous, following
+        self._table = RequestTable(
+            block_size=setup.block_size, max_len=self._spec.max_model_len, device=self._device
+        )
+        self._cache = KVStore(
+            spec=self._spec,
+            layers=self._layers,
+            num_blocks=num_blocks,
+            block_size=setup.block_size,
+            dtype=self._dtype,
+            device=self._device.torch_device,
+        )
+
+    def _open_links(self, epoch: Open) -> tuple[Channel | None, Channel | None]:
         setup = self._setup
         store = self._store or join_store(epoch.store_address, epoch.link_timeout_s)
         config = LinkConfig(
@@ -93,18 +114,7 @@ class StageWorker:
             timeout_s=epoch.link_timeout_s,
             max_pending=setup.inflight,
         )
-        self._previous, self._next = open_links(config, store, epoch.epoch)
-        self._table = RequestTable(
-            block_size=setup.block_size, max_len=self._spec.max_model_len, device=self._device
-        )
-        self._cache = KVStore(
-            spec=self._spec,
-            layers=self._layers,
-            num_blocks=epoch.num_blocks,
-            block_size=setup.block_size,
-            dtype=self._dtype,
-            device=self._device.torch_device,
-        )
+        return open_links(config, store, epoch.epoch)
 
     def _read_weights(self) -> dict[str, torch.Tensor]:
         """This stage's tensors under our names."""

@@ -159,7 +159,7 @@ def test_a_killed_holder_blocks_nobody(
 
 
 def hold_lock(target: Path, after: str) -> subprocess.Popen[bytes]:
-    """A process that holds the lock of `target`; a line on its stdin makes it do `after` and end."""
+    """A process with the lock of `target`; a line on its stdin makes it do `after` and end."""
     code = (
         "import sys, pathlib; from orca_dist.weights import fetch\n"
         "target = pathlib.Path(sys.argv[1])\n"

@@ -121,7 +121,7 @@ def test_arguments_win_over_the_config(engine: ScriptedEngine, tmp_path: Path) -
 
 
 def test_a_word_that_is_no_choice_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'tpu'"):
+    with pytest.raises(ConfigError, match="device = tpu: must be one of"):
         LLM(byte_tokenizer(tmp_path), device="tpu")
 
 

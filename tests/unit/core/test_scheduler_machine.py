@@ -144,12 +144,12 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(
         forming=st.sampled_from(Forming),
-        inflight=st.integers(1, 4),
-        max_batch_size=st.integers(1, 5),
-        max_batch_tokens=st.integers(1, 24),
-        min_chunk=st.integers(1, 12),
-        num_blocks=st.one_of(st.integers(1, 8), st.integers(16, 80)),
-        block_size=st.integers(1, 3),
+        inflight=st.sampled_from([1, 2, 2, 3, 4]),
+        max_batch_size=st.sampled_from([1, 2, 3, 4, 8]),
+        max_batch_tokens=st.sampled_from([1, 5, 9, 12, 16, 24, 48]),
+        min_chunk=st.sampled_from([1, 2, 5, 8, 16]),
+        num_blocks=st.sampled_from([1, 5, 12, 20, 30, 48, 80, 120]),
+        block_size=st.sampled_from([1, 1, 2, 3]),
     )
     def start(
         self,
@@ -202,6 +202,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for prompt, max_tokens, stop_ids in arrivals:
             self._submit(prompt, max_tokens, stop_ids)
 
+    @precondition(lambda self: self.live)
     @rule(times=st.integers(1, 4))
     def select(self, times: int) -> None:
         for _ in range(times):
@@ -213,6 +214,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for plan in self.flight[:times]:
             self._return(data.draw(answers_to(plan)))
 
+    @precondition(lambda self: self.live)
     @rule(data=st.data(), times=st.integers(1, 6))
     def turn_around(self, data: st.DataObject, times: int) -> None:
         """What the engine master does: fill the pipeline, take a result, fill it again."""
@@ -222,60 +224,23 @@ class SchedulerMachine(RuleBasedStateMachine):
             if self.flight:
                 self._return(data.draw(answers_to(self.flight[0])))
 
-    @rule(pick=PICKS)
-    def cancel(self, pick: int) -> None:
-        request_id = self.any_id(pick)
-        was_live = self.live.pop(request_id, None) is not None
-        assert self.scheduler.cancel(request_id, 0.0) == was_live
-        assert self.scheduler.cancel(request_id, 0.0) is False
-        assert request_id not in self.memory.held
+    @precondition(lambda self: self.num_submitted)
+    @rule(pick=PICKS, event=st.sampled_from(["cancel", "finish", "late result"]), num=PICKS)
+    def hear_of_one(self, pick: int, event: str, num: int) -> None:
+        if event == "cancel":
+            self._cancel(self.any_id(pick))
+        elif event == "finish":
+            self._finish(self.any_id(pick), num_tokens=num % 5)
+        elif self.returned:
+            self._return_late(self.returned[pick % len(self.returned)])
 
-    @rule(pick=PICKS, num_tokens=st.integers(0, 4))
-    def finish(self, pick: int, num_tokens: int) -> None:
-        """A stop string was met after `num_tokens`; so many must have been sampled."""
-        request_id = self.any_id(pick)
-        live = self.live.get(request_id)
-        output = self.scheduler.finish(request_id, num_tokens, FinishReason.STOP, 0.0)
-        if live is None or len(live.tokens) - len(live.request.prompt) < num_tokens:
-            assert output is None
-            return
-        assert output == Output(id=request_id, reason=FinishReason.STOP)
-        assert request_id not in self.memory.held
-        del self.live[request_id]
-
-    @rule()
-    def restart(self) -> None:
-        self.scheduler.restart(0.0)
-        self.returned += [result_of(plan, answer_plainly(plan)) for plan in self.flight]
-        self.flight.clear()
-        self.stage.reset()
-        assert self.memory.used == 0
-        for live in self.live.values():
-            live.scheduled_len = live.num_iterations = 0
-            live.in_flight = False
-
-    @precondition(lambda self: self.returned)
-    @rule(pick=PICKS)
-    def return_a_late_result(self, pick: int) -> None:
-        """Of an earlier epoch, or for the second time: nothing happens."""
-        result = self.returned[pick % len(self.returned)]
-        assert self.scheduler.on_result(result, 0.0) == []
-
-    @rule()
-    def flush_drops(self) -> None:
-        """The stages hear of drops by the next plan, or at once where none is on its way."""
-        scheduled = {live.id for live in self.live.values() if live.scheduled_len}
-        untold = set(self.stage.known) - scheduled
-        plan = self.scheduler.flush_drops()
-        if self.flight or not untold:
-            assert plan is None
-            return
-        assert plan is not None, "the stages were not told"
-        assert sorted(plan.drops) == sorted(untold)
-        assert not plan.ids
-        assert not plan.admits
-        self.stage.apply(plan)
-        assert set(self.stage.known) == scheduled
+    @precondition(lambda self: self.stage.known)
+    @rule(lost=st.sampled_from([True, False, False, False]))
+    def idle_or_lose_the_pipeline(self, lost: bool) -> None:
+        if lost:
+            self._restart()
+        else:
+            self._flush_drops()
 
     # ---- promises ---------------------------------------------------------
 
@@ -330,7 +295,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         self._drain()
-        self.flush_drops()
+        self._flush_drops()
         assert self.scheduler.flush_drops() is None
         assert not self.stage.known
         self._check_empty()
@@ -377,6 +342,52 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._check_batch(plan)
         self._take(plan)
         return plan
+
+    def _cancel(self, request_id: int) -> None:
+        was_live = self.live.pop(request_id, None) is not None
+        assert self.scheduler.cancel(request_id, 0.0) == was_live
+        assert self.scheduler.cancel(request_id, 0.0) is False
+        assert request_id not in self.memory.held
+
+    def _finish(self, request_id: int, num_tokens: int) -> None:
+        """A stop string was met after `num_tokens`; so many must have been sampled."""
+        live = self.live.get(request_id)
+        output = self.scheduler.finish(request_id, num_tokens, FinishReason.STOP, 0.0)
+        if live is None or len(live.tokens) - len(live.request.prompt) < num_tokens:
+            assert output is None
+            return
+        assert output == Output(id=request_id, reason=FinishReason.STOP)
+        assert request_id not in self.memory.held
+        del self.live[request_id]
+
+    def _return_late(self, result: PlanResult) -> None:
+        """Of an earlier epoch, or for the second time: nothing happens."""
+        assert self.scheduler.on_result(result, 0.0) == []
+
+    def _restart(self) -> None:
+        self.scheduler.restart(0.0)
+        self.returned += [result_of(plan, answer_plainly(plan)) for plan in self.flight]
+        self.flight.clear()
+        self.stage.reset()
+        assert self.memory.used == 0
+        for live in self.live.values():
+            live.scheduled_len = live.num_iterations = 0
+            live.in_flight = False
+
+    def _flush_drops(self) -> None:
+        """The stages hear of drops by the next plan, or at once where none is on its way."""
+        scheduled = {live.id for live in self.live.values() if live.scheduled_len}
+        untold = set(self.stage.known) - scheduled
+        plan = self.scheduler.flush_drops()
+        if self.flight or not untold:
+            assert plan is None
+            return
+        assert plan is not None, "the stages were not told"
+        assert sorted(plan.drops) == sorted(untold)
+        assert not plan.ids
+        assert not plan.admits
+        self.stage.apply(plan)
+        assert set(self.stage.known) == scheduled
 
     def _check_admission(self) -> None:
         """All were admitted that could be."""
@@ -488,7 +499,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self._submit([PLAIN] * (capacity - 1), 1, frozenset())
         self._drain()
-        self.flush_drops()
+        self._flush_drops()
 
 
 def test_machine() -> None:

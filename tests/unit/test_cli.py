@@ -1,0 +1,261 @@
+"""The commands in this process: exit codes, one-line errors, names that are nearly right."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from orca_dist import __version__
+from orca_dist.cli.generate import SamplingFlags
+from orca_dist.cli.main import commands, main, run
+from orca_dist.cli.settings import Settings
+from orca_dist.cli.usage import parse
+from orca_dist.config import Dtype, EngineConfig, Launcher
+from orca_dist.errors import OrcaError
+from orca_dist.params import SamplingParams
+from scripts import docs_cli
+from tests.fixtures.checkpoints import byte_tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("ORCA_")]:
+        monkeypatch.delenv(name)
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def errors_of(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """The exit code and the one line of a command that fails."""
+    code = main(arguments)
+    out, err = capfd.readouterr()
+    assert out == ""
+    (line,) = err.splitlines()
+    assert line.startswith("error: ")
+    return code, line
+
+
+# ---- usage -------------------------------------------------------------
+
+
+def test_version(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capfd.readouterr().out == f"orca-dist {__version__}\n"
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "orca_dist", "--version"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    assert done.stdout == f"orca-dist {__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "generate", "info", "model"])
+def test_help_is_no_error(command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    assert "--log-level" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "Expected one of {serve, generate, info, model}"),
+        ("srve", "Unrecognized options: srve; Available subcommands: serve, generate"),
+        ("serve --max-batch-siz 3", "--max-batch-siz, 3; did you mean --max-batch-size?"),
+        ("generate x --temprature 1", "did you mean --temperature?"),
+        ("serve --stages x", "--stages: invalid literal"),
+        ("serve --stages", "Missing value for argument '--stages'"),
+        ("serve --dtype int4", "invalid choice 'int4' for argument '--dtype'"),
+        ("serve a b", "Unrecognized options: b"),
+        ("serve --stages 0", "stages = 0: must be at least 1"),
+        ("serve --port 70000", "port = 70000: must be in 0..65535"),
+        ("serve --config no/such.yaml", "no/such.yaml can't be read"),
+        ("info --log-level loud", "log_level = loud: choose one of debug"),
+        ("model convert a", "TARGET"),
+        ("model", "Expected one of {fetch, convert, show}"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    line: str, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, error = errors_of(line.split(), capfd)
+    assert code == 2
+    assert message in error
+
+
+def test_an_unknown_variable_is_refused_with_near_names(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ORCA_MAX_BATCH", "3")
+    code, error = errors_of(["info"], capfd)
+    assert code == 2
+    assert "ORCA_MAX_BATCH: no such variable; did you mean ORCA_MAX_BATCH_SIZE" in error
+
+
+# ---- settings reach the command ----------------------------------------
+
+
+def parsed(line: str, settings: Settings | None = None) -> object:
+    return parse(commands(settings or Settings()), line.split())
+
+
+def test_every_flag_of_serve_is_a_field() -> None:
+    command = parsed(
+        "serve /models/x --stages 4 --split 8 7 7 8 --launcher local --dtype bfloat16 "
+        "--max-model-len 512 --memory-share 0.5 --host ::1 --port 0 --log-level debug"
+    )
+    assert command.model == "/models/x"  # type: ignore[attr-defined]
+    assert command.engine == EngineConfig(  # type: ignore[attr-defined]
+        stages=4,
+        split=(8, 7, 7, 8),
+        launcher=Launcher.LOCAL,
+        dtype=Dtype.BFLOAT16,
+        max_model_len=512,
+        memory_share=0.5,
+    )
+    assert command.server.host == "::1"  # type: ignore[attr-defined]
+    assert command.log.log_level == "debug"  # type: ignore[attr-defined]
+
+
+def test_flags_win_over_the_file_and_the_file_over_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[EngineConfig] = []
+    monkeypatch.setattr(
+        "orca_dist.cli.serve.Serve.run", lambda command: seen.append(command.engine) or 0
+    )
+    path = tmp_path / "settings.yaml"
+    path.write_text("stages: 3\nmax_batch_size: 3\n")
+    variables = {"ORCA_STAGES": "4", "ORCA_MAX_BATCH_SIZE": "4", "ORCA_BLOCK_SIZE": "4"}
+    run(["serve", "--config", str(path), "--stages", "2"], variables)
+    run(["serve", f"--config={path}", "--stages=2"], variables)
+    assert [(c.stages, c.max_batch_size, c.block_size) for c in seen] == [(2, 3, 4)] * 2
+
+
+def test_sampling_flags_are_the_sampling_params_but_for_what_no_server_offers() -> None:
+    flags = {(f.name, f.type, f.default) for f in fields(SamplingFlags)}
+    params = {(f.name, f.type, f.default) for f in fields(SamplingParams)}
+    assert {name for name, _, _ in params - flags} == {"return_logits"}
+    assert flags - params == set()
+
+
+def test_the_page_of_commands_is_up_to_date() -> None:
+    assert docs_cli.main(["--check"]) == 0
+
+
+# ---- commands that fail ------------------------------------------------
+
+
+def test_nobody_at_the_port(capfd: pytest.CaptureFixture[str]) -> None:
+    address = f"127.0.0.1:{closed_port()}"
+    for command in (["generate", "hi"], ["generate", "hi", "--json"], ["info"]):
+        code, error = errors_of([*command, "--address", address], capfd)
+        assert code == 1
+        assert f"no orca-dist server answers at {address}" in error
+
+
+def test_a_prompt_from_a_terminal_has_to_be_given(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", terminal)
+    code, error = errors_of(["generate"], capfd)
+    assert (code, error) == (2, "error: no prompt: give one as an argument, or pipe one in")
+
+
+def test_a_prompt_that_is_not_unicode(capfd: pytest.CaptureFixture[str]) -> None:
+    code, error = errors_of(["generate", "a\udcff", "--address", "127.0.0.1:1"], capfd)
+    assert code == 1
+    assert error.startswith("error: text: can't be sent")
+
+
+def test_serve_looks_at_the_port_before_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def too_early(*arguments: object) -> None:
+        raise AssertionError("the engine was started")
+
+    monkeypatch.setattr("orca_dist.engine.engine.Engine.start", too_early)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, error = errors_of(["serve", str(tmp_path), "--port", str(port)], capfd)
+    assert code == 3
+    assert f"can't listen on 127.0.0.1:{port}: Address already in use" in error
+
+
+@pytest.mark.parametrize("model", ["no/such/folder", "."])
+def test_serve_names_a_model_that_is_none(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, error = errors_of(["serve", model, "--port", "0", "--launcher", "local"], capfd)
+    assert code == 3
+    assert ("config.json does not exist" if model == "." else model) in error
+
+
+def test_model_show_names_what_is_missing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, error = errors_of(["model", "show", str(byte_tokenizer(tmp_path))], capfd)
+    assert code == 3
+    assert "config.json" in error
+
+
+def test_model_convert_names_a_file_that_is_not_there(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    missing, target = tmp_path / "no.gguf", tmp_path / "out"
+    code, error = errors_of(["model", "convert", str(missing), str(target)], capfd)
+    assert code == 3
+    assert str(missing) in error
+    assert not target.exists()
+
+
+def test_model_fetch_prints_the_folder(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "orca_dist.weights.fetch.fetch_default_model", lambda: Path("/models/default")
+    )
+    assert main(["model", "fetch"]) == 0
+    assert capfd.readouterr().out == "/models/default\n"
+
+
+def test_model_show_prints_one_document(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("orca_dist.weights.describe", lambda folder: {"folder": str(folder)})
+    assert main(["model", "show", str(tmp_path), "--json"]) == 0
+    assert json.loads(capfd.readouterr().out) == {"schema": 1, "folder": str(tmp_path)}
+    assert main(["model", "show", str(tmp_path)]) == 0
+    assert capfd.readouterr().out == f"folder: {tmp_path}\n"
+
+
+def test_the_exit_code_is_the_error_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost(OrcaError):
+        exit_code = 4
+
+    def lose(command: object) -> int:
+        raise Lost("gone")
+
+    monkeypatch.setattr("orca_dist.cli.info.Info.run", lose)
+    assert main(["info"]) == 4
