@@ -66,7 +66,7 @@ def demo(config: EngineConfig) -> int:
 async def talk(engine: Engine, folder: Path, console: Console) -> list[RequestRow]:
     """Serve, and ask everything at once."""
     answers = [Answer(prompt=prompt) for prompt in PROMPTS]
-    server = make_server(engine, folder, ServerConfig(port=0))
+    server = make_server(engine, folder, ServerConfig(port=0), max_queue=len(PROMPTS))
     async with server, AsyncClient(server.address) as client:
         say(f"serving {folder.name} at {server.address}; asking {len(PROMPTS)} questions at once\n")
         await client.health()  # connected, the questions arrive in order

@@ -1,6 +1,6 @@
 """Attention over paged KV for a mixed batch: one interface, one backend a device.
 
-Orca's selective batching (§3.2) runs everything else on the flat batch and only
+Orca's selective batching (§3, S2) runs everything else on the flat batch and only
 attention per request; these kernels are that one part.
 """
 

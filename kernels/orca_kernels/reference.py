@@ -1,4 +1,4 @@
-"""The readable backend in plain torch: split, attend, merge (Orca §3.2, figure 5).
+"""The readable backend in plain torch: split, attend, merge (Orca §3, S2).
 
 Every fused kernel is tested against it. Shapes: T rows of the batch, L rows and
 C context tokens of one request, N query heads, M KV heads, D head size, B

@@ -75,7 +75,8 @@ class BlockView:
         grid = Table.grid(expand=True)
         for _ in range(num_columns):
             grid.add_column(ratio=1)
-        panels = [_panel(answer) for answer in self.answers]
+        in_order = sorted(self.answers, key=lambda answer: answer.letter or "~")
+        panels = [_panel(answer) for answer in in_order]
         for first in range(0, len(panels), num_columns):
             grid.add_row(*panels[first : first + num_columns])
         yield grid

@@ -5,16 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from tyro.conf import OmitArgPrefixes, Positional
 
 from orca_dist.cli.output import print_json, set_up_logging
 from orca_dist.cli.settings import ClientConfig
-from orca_dist.client import Chunk, Client, Completion, joined
-from orca_dist.client.requests import Prompt
 from orca_dist.config import LogConfig
 from orca_dist.errors import ConfigError
 from orca_dist.params import SamplingParams
+
+if TYPE_CHECKING:
+    from orca_dist.client import Chunk, Completion
+    from orca_dist.client.requests import Prompt
 
 STDIN = "-"
 
@@ -59,6 +62,8 @@ class Generate:
 
     def run(self) -> int:
         """Returns 0; raises the OrcaError that ended the call."""
+        from orca_dist.client import Client, joined
+
         set_up_logging(self.log)
         with Client(self.client.address) as client:
             chunks = client.stream(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tyro.conf import OmitArgPrefixes
 
 from orca_dist.cli.output import print_json, set_up_logging
 from orca_dist.cli.settings import ClientConfig
-from orca_dist.client import Client, ServerInfo, StageInfo
 from orca_dist.config import LogConfig
+
+if TYPE_CHECKING:
+    from orca_dist.client import ServerInfo, StageInfo
 
 TIMEOUT_S = 30.0
 
@@ -25,6 +28,8 @@ class Info:
 
     def run(self) -> int:
         """Returns 0; raises the OrcaError that ended the call."""
+        from orca_dist.client import Client
+
         set_up_logging(self.log)
         with Client(self.client.address) as client:
             info = client.info(timeout_s=TIMEOUT_S)

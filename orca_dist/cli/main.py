@@ -1,4 +1,7 @@
-"""The entry point: which command, with which settings, and the exit code it ends with."""
+"""The entry point: which command, with which settings, and the exit code it ends with.
+
+Imports neither gRPC nor the engine; the commands do, when they run.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if list(arguments) == ["--version"]:
         print(f"orca-dist {__version__}")
         return 0
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # we only fork to exec
     return ended(lambda: run(arguments, os.environ))
 
 

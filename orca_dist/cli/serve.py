@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from tyro.conf import OmitArgPrefixes, Positional
 
-from orca_dist.cli.interrupts import Interrupted, handling
+from orca_dist.cli.interrupts import handling
 from orca_dist.cli.output import results_only, set_up_logging
 from orca_dist.cli.settings import DEFAULT_MODEL
 from orca_dist.config import EngineConfig, LogConfig, ServerConfig
 from orca_dist.errors import PipelineLost
 
 if TYPE_CHECKING:
-    from orca_dist.engine.engine import Engine
-    from orca_dist.server import Listener, Server
+    from orca_dist.server import Server
 
 DRAIN_S = 2.0  # for running answers to end by themselves
 log = logging.getLogger(__name__)
@@ -51,44 +50,24 @@ class Serve:
 
 
 def _serve(command: Serve, runner: asyncio.Runner, results: TextIO) -> int:
+    from orca_dist.cli.serving import make_server, running_engine
+    from orca_dist.llm import resolve_model
     from orca_dist.server import listen
 
     listener = runner.run(listen(command.server))
     try:
-        folder, engine = _start_engine(command)
-        try:
-            server = _server(command, folder, engine, listener)
+        folder = resolve_model(command.model)
+        with running_engine(folder, command.engine) as engine:
+            server = make_server(
+                engine,
+                folder,
+                command.server,
+                max_queue=command.engine.max_queue,
+                listener=listener,
+            )
             return runner.run(_until_the_end(server, results))
-        finally:
-            with handling(signal.SIG_IGN):  # half an end leaves processes behind
-                engine.close()
     finally:
         runner.run(listener.server.stop(None))
-
-
-def _start_engine(command: Serve) -> tuple[Path, Engine]:
-    from orca_dist.engine.engine import Engine
-    from orca_dist.llm import resolve_model
-
-    folder = resolve_model(command.model)
-    try:
-        return folder, Engine.start(folder, command.engine)
-    except SystemExit:  # Ray's own handler of SIGTERM, in place while it starts
-        raise Interrupted(signal.SIGTERM) from None
-
-
-def _server(command: Serve, folder: Path, engine: Engine, listener: Listener) -> Server:
-    from orca_dist.server import Server
-    from orca_dist.text import ChatTemplate, Tokenizer
-
-    return Server(
-        engine,
-        Tokenizer.load(folder),
-        ChatTemplate.load(folder),
-        command.server,
-        max_queue=command.engine.max_queue,
-        listener=listener,
-    )
 
 
 async def _until_the_end(server: Server, results: TextIO) -> int:

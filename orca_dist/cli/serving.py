@@ -29,7 +29,12 @@ def running_engine(
 
 
 def make_server(
-    engine: Engine, folder: Path, config: ServerConfig, listener: Listener | None = None
+    engine: Engine,
+    folder: Path,
+    config: ServerConfig,
+    *,
+    max_queue: int,
+    listener: Listener | None = None,
 ) -> Server:
     """A server of the model in `folder`, not started; `listener` is a port taken earlier."""
     return Server(
@@ -37,7 +42,7 @@ def make_server(
         Tokenizer.load(folder),
         ChatTemplate.load(folder),
         config,
-        max_queue=engine.config.max_queue,
+        max_queue=max_queue,
         listener=listener,
     )
 

@@ -17,12 +17,12 @@ import yaml
 
 from orca_dist.cli.knobs import Knob, knobs, near
 from orca_dist.cli.values import text_reader, yaml_reader
-from orca_dist.client import DEFAULT_ADDRESS
 from orca_dist.config import EngineConfig, LogConfig, ServerConfig
 from orca_dist.errors import ConfigError
 
 PREFIX = "ORCA_"
 DEFAULT_MODEL = "smollm2-135m-instruct"  # weights.fetch's, whose import would slow every command
+DEFAULT_ADDRESS = "127.0.0.1:50051"  # the client's, likewise
 T = TypeVar("T")
 
 

@@ -1,4 +1,4 @@
-"""The request pool (Orca §3.1): every request from arrival to answer.
+"""The request pool (Orca §4): every request from arrival to answer.
 
 Owns three views of the live requests: waiting (no memory yet, in arrival
 order), admitted (has memory), and the admitted ones that are runnable, as a

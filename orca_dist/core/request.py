@@ -1,4 +1,4 @@
-"""A request and where it stands (Orca §3.1, §4.2).
+"""A request and where it stands (Orca §4.2, algorithm 1).
 
 Owns the paper's three states; they follow from three lengths and are never
 stored: known_len >= scheduled_len >= computed_len. Knows nothing of batches.

@@ -139,7 +139,8 @@ class Scheduler:
         while len(batch) < caps.num_requests and (entry := self.pool.first_runnable()):
             length = entry.unscheduled_len
             prefill = length if entry.phase is Phase.INITIATION else 0
-            if batch and (length > tokens_left or prefill > prefill_left):
+            is_first_prompt = prefill_left == caps.prefill_tokens  # whole, however long its share
+            if batch and (length > tokens_left or (prefill > prefill_left and not is_first_prompt)):
                 break
             self.pool.take_runnable()
             batch.append(entry)

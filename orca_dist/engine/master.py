@@ -1,4 +1,4 @@
-"""The engine master (Orca §3.1): owns the scheduler and its state, on a thread of its own.
+"""The engine master (Orca §4): owns the scheduler and its state, on a thread of its own.
 
 Everything that happens to it comes through one inbox: requests and cancellations
 from the front, results and heartbeats from the stages. After each it selects and

@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -92,10 +93,11 @@ class RayPlacement:
     def _connect(self) -> None:
         quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True}
         try:
-            if self._config.address:
-                ray.init(address=self._config.address, **quiet)
-            else:
-                self._start_private(quiet)
+            with _sigterm_kept():
+                if self._config.address:
+                    ray.init(address=self._config.address, **quiet)
+                else:
+                    self._start_private(quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise StartupError(f"Ray can't be reached or started: {error}") from None
 
@@ -169,6 +171,18 @@ def _reason(error: Exception) -> str:
 def _short_temp_dir() -> str:
     base = tempfile.gettempdir()
     return tempfile.mkdtemp(prefix="orca-", dir=base if len(base) <= MAX_TEMP_DIR_LEN else "/tmp")
+
+
+@contextlib.contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Ray's handler of SIGTERM prints a native stack; a program that has its own keeps it."""
+    on_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if on_main and callable(before):
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

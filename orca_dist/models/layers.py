@@ -1,4 +1,4 @@
-"""The pieces of a decoder layer that see the whole flat batch (Orca §3.2).
+"""The pieces of a decoder layer that see the whole flat batch (Orca §3, S2).
 
 Shapes: T rows of the batch, H hidden, K inputs and F outputs of a matmul, N
 heads of size D. Every function treats each row alike whatever the batch, so a

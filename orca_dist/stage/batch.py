@@ -1,4 +1,4 @@
-"""From a plan to a flat mixed batch: the packing half of selective batching (Orca §3.2).
+"""From a plan to a flat mixed batch: the packing half of selective batching (Orca §3, S2).
 
 Owns what this stage knows of its requests, which is only what plans said: admit
 brings one, step moves it, drop forgets it. Membership, memory and completion are

@@ -14,62 +14,62 @@ import pytest
 import torch
 
 from orca_dist.core import Sampling
-from tests.fixtures.checkpoints import loud_llama
-from tests.fixtures.live import Front, live, local_config
+from tests.fixtures.checkpoints import LOUD_VOCAB_SIZE, loud_llama
+from tests.fixtures.live import Answer, Front, live, local_config
 
 PROMPTS = [[5, 9, 17], [300], list(range(40, 77)), [7, 7, 7, 7, 7], list(range(100, 220))]
 MAX_TOKENS = 24
-VOCAB = 320
 TOLERANCE = 1e-4
 WITH_LOGITS = Sampling(return_logits=True)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("loud")
-    loud_llama(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def truth(folder: Path) -> list[tuple[list[int], np.ndarray]]:
-    """Greedy tokens, and the logits of every position that leads to one."""
-    return [_truth(folder, prompt) for prompt in PROMPTS]
+    return loud_llama(tmp_path_factory.mktemp("loud"))
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 5])
 def front(folder: Path, request: pytest.FixtureRequest) -> Iterator[Front]:
-    with live(folder, local_config(request.param)) as front:
+    """Two batches in flight at most, so that five requests share them on five stages too."""
+    with live(folder, local_config(request.param, inflight=min(2, request.param))) as front:
         yield front
 
 
-def test_alone(front: Front, truth: list[tuple[list[int], np.ndarray]]) -> None:
-    for prompt, (tokens, logits) in zip(PROMPTS, truth, strict=True):
-        (answer,) = front.generate([prompt], MAX_TOKENS, WITH_LOGITS)
-        assert answer.tokens == tokens
-        np.testing.assert_allclose(answer.logits(VOCAB), logits, atol=TOLERANCE, rtol=0)
-
-
-def test_in_mixed_batches(front: Front, truth: list[tuple[list[int], np.ndarray]]) -> None:
-    """Requests join while others decode; their bits don't notice."""
+def test_against_transformers(front: Front, folder: Path) -> None:
+    """Alone, then joining while others decode: right both times, and the same bits."""
     alone = [front.generate([prompt], MAX_TOKENS, WITH_LOGITS)[0] for prompt in PROMPTS]
+    mixed = _in_mixed_batches(front)
+    for prompt, single, joined in zip(PROMPTS, alone, mixed, strict=True):
+        expected = transformers_logits(folder, [*prompt, *single.tokens[:-1]])
+        assert single.tokens == expected[len(prompt) - 1 :].argmax(-1).tolist()
+        np.testing.assert_allclose(_logits(single), expected, atol=TOLERANCE, rtol=0)
+        assert joined.tokens == single.tokens
+        np.testing.assert_array_equal(_logits(joined), _logits(single))
+
+
+def test_batches_were_mixed(front: Front) -> None:
+    """The batches of the test before did hold initiations beside increments."""
+    before = len(front.trace())
+    _in_mixed_batches(front)
+    lengths = [plan.lengths for plan in front.trace()[before:]]
+    assert any(1 in both and max(both) > 1 for both in lengths)
+
+
+def _in_mixed_batches(front: Front) -> list[Answer]:
     first = [front.submit(prompt, MAX_TOKENS, WITH_LOGITS) for prompt in PROMPTS[:2]]
     front.wait(first, num_tokens=3)
     rest = [front.submit(prompt, MAX_TOKENS, WITH_LOGITS) for prompt in PROMPTS[2:]]
-    answers = front.wait(first + rest)
-    for answer, single, (tokens, logits) in zip(answers, alone, truth, strict=True):
-        assert answer.tokens == tokens
-        np.testing.assert_allclose(answer.logits(VOCAB), logits, atol=TOLERANCE, rtol=0)
-        np.testing.assert_array_equal(answer.logits(VOCAB), single.logits(VOCAB))
+    return front.wait(first + rest)
 
 
-def _truth(folder: Path, prompt: list[int]) -> tuple[list[int], np.ndarray]:
+def _logits(answer: Answer) -> np.ndarray:
+    return answer.logits(LOUD_VOCAB_SIZE)
+
+
+def transformers_logits(folder: Path, ids: list[int]) -> np.ndarray:
+    """What transformers computes for every position of `ids`, [T, V]."""
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    ids = list(prompt)
     with torch.inference_mode():
-        for _ in range(MAX_TOKENS):
-            logits = model(torch.tensor([ids])).logits[0]
-            ids.append(int(logits[-1].argmax()))
-    return ids[len(prompt) :], logits.numpy()
+        return model(torch.tensor([ids])).logits[0].numpy()

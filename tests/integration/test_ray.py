@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -50,16 +51,24 @@ def expected(folder: Path) -> list[tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Served]:
-    """Checks at its end that no process and no folder of the run is left."""
+    """Checks at its end that no process and no file of the run is left."""
     before = _children()
-    with served(folder, _ray_config()) as server:
-        ours = _children() - before
-        folders = set(Path(tempfile.gettempdir()).glob("orca-*"))
-        yield server
-    assert len(ours) > STAGES
-    assert not [pid for pid in ours if psutil.pid_exists(pid)]
-    assert not [path for path in folders if path.exists()]
-    assert not ray.is_initialized()
+    with _own_temp_dir() as temp_dir:
+        with served(folder, _ray_config()) as server:
+            ours = _children() - before
+            yield server
+        assert len(ours) > STAGES
+        assert not [pid for pid in ours if psutil.pid_exists(pid)]
+        assert list(temp_dir.iterdir()) == []
+        assert not ray.is_initialized()
+
+
+@contextmanager
+def _own_temp_dir() -> Iterator[Path]:
+    """A short temporary folder of this module's own, where private Rays go."""
+    with tempfile.TemporaryDirectory(prefix="t") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
 
 
 def _children() -> set[int]:

@@ -68,6 +68,14 @@ def test_the_module_is_the_command() -> None:
     assert done.stdout == f"orca-dist {__version__}\n"
 
 
+def test_the_command_line_is_read_before_grpc_and_the_engine_are_imported() -> None:
+    code = (
+        "import sys; from orca_dist.cli.main import main; main(['serve', '--help']); "
+        "sys.exit(bool({'grpc', 'torch', 'ray', 'numpy'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
 @pytest.mark.parametrize("command", ["serve", "generate", "info", "model"])
 def test_help_is_no_error(command: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from orca_dist.cli.knobs import knobs
-from orca_dist.cli.settings import DEFAULT_MODEL, GROUPS, Settings, load_settings
+from orca_dist.cli.settings import DEFAULT_MODEL, GROUPS, ClientConfig, Settings, load_settings
+from orca_dist.client import DEFAULT_ADDRESS
 from orca_dist.config import Dtype, EngineConfig, Launcher, LogConfig, ServerConfig
 from orca_dist.core import Forming
 from orca_dist.errors import ConfigError
@@ -49,6 +50,11 @@ def test_no_name_is_used_twice() -> None:
 
 def test_the_default_model_is_the_one_that_is_fetched() -> None:
     assert fetch.DEFAULT_MODEL.name == DEFAULT_MODEL
+
+
+def test_the_default_address_is_the_clients_and_the_servers() -> None:
+    server = ServerConfig()
+    assert ClientConfig().address == DEFAULT_ADDRESS == f"{server.host}:{server.port}"
 
 
 def write(folder: Path, text: str) -> Path:

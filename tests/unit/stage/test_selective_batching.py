@@ -1,0 +1,153 @@
+"""Selective batching (Orca §3, S2): one product a weight for the whole batch, attention apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from orca_kernels import AttentionBackend, AttentionContext, attention_backend
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from orca_dist.core import Plan
+from tests.fixtures.checkpoints import loud_llama
+from tests.fixtures.thread_pipeline import load_stages, mixed_plans, run_stage
+
+HIDDEN, INTER, VOCAB = 64, 96, 320
+QKV = (4 + 2 + 2) * 16
+NUM_LAYERS = 5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return loud_llama(tmp_path_factory.mktemp("loud"))
+
+
+@dataclass(frozen=True, slots=True)
+class Matmul:
+    """One product with a weight: `weight` tells weights apart."""
+
+    num_rows: int
+    num_inputs: int
+    num_outputs: int
+    weight: int
+
+
+class MatmulLog(TorchDispatchMode):
+    """Notes every matrix product of this thread, whichever operator makes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matmuls: list[Matmul] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name
+        if name in ("mkldnn::_linear_pointwise", "aten::mm", "aten::linear"):
+            self._note(args[0], args[1], out)
+        elif name == "aten::addmm":
+            self._note(args[1], args[2], out)
+        return out
+
+    def _note(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+        self.matmuls.append(Matmul(x.shape[0], x.shape[1], out.shape[1], id(weight)))
+
+
+@dataclass(slots=True)
+class AttentionLog:
+    """Stands for a backend, and notes what each call is told."""
+
+    inner: AttentionBackend
+    contexts: list[AttentionContext] = field(default_factory=list)
+
+    def backend(self) -> AttentionBackend:
+        return AttentionBackend(
+            name="log", write_kv=self.inner.write_kv, paged_attention=self.attend
+        )
+
+    def attend(
+        self,
+        q_TND: torch.Tensor,
+        k_BSMD: torch.Tensor,
+        v_BSMD: torch.Tensor,
+        context: AttentionContext,
+        scale: float,
+    ) -> torch.Tensor:
+        self.contexts.append(context)
+        return self.inner.paged_attention(q_TND, k_BSMD, v_BSMD, context, scale)
+
+
+@pytest.fixture
+def attention(monkeypatch: pytest.MonkeyPatch) -> AttentionLog:
+    log = AttentionLog(attention_backend(torch.device("cpu")))
+    monkeypatch.setattr("orca_dist.stage.worker.attention_backend", lambda device: log.backend())
+    return log
+
+
+def test_the_plans_are_mixed() -> None:
+    first, second = mixed_plans()
+    assert first.lengths == [3, 1, 9, 5, 2]
+    assert sorted(second.lengths) == [1, 1, 1, 1, 1, 3, 7, 11]
+    assert all(second.samples)
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_every_weight_is_applied_once_to_the_flat_batch(folder: Path, num_stages: int) -> None:
+    """3 prefills and 5 decodes: 26 rows, of which 8 sample."""
+    workers = load_stages(folder, num_stages)
+    first, second = mixed_plans()
+    with MatmulLog() as log:
+        for worker in workers:
+            run_stage(worker, first)
+        log.matmuls.clear()
+        for worker in workers:
+            run_stage(worker, second)
+    assert max(Counter(matmul.weight for matmul in log.matmuls).values()) == 1
+    shapes = Counter((m.num_rows, m.num_inputs, m.num_outputs) for m in log.matmuls)
+    assert shapes == {
+        (26, HIDDEN, QKV): NUM_LAYERS,  # q, k and v
+        (26, HIDDEN, HIDDEN): NUM_LAYERS,  # o
+        (26, HIDDEN, 2 * INTER): NUM_LAYERS,  # gate and up
+        (26, INTER, HIDDEN): NUM_LAYERS,  # down
+        (8, HIDDEN, VOCAB): 1,  # the head, on the rows that sample alone
+    }
+
+
+def test_attention_is_told_each_request_apart(folder: Path, attention: AttentionLog) -> None:
+    (worker,) = load_stages(folder, 1)
+    first, second = mixed_plans()
+    run_stage(worker, first)
+    attention.contexts.clear()
+    run_stage(worker, second)
+    assert len(attention.contexts) == NUM_LAYERS
+    for context in attention.contexts:
+        assert context.starts == second.starts
+        assert context.lengths == second.lengths
+        blocks = [block for table in context.blocks for block in table.tolist()]
+        assert len(blocks) == len(set(blocks)), "no request looks into another's blocks"
+
+
+def test_without_a_sampling_row_the_head_is_not_applied(folder: Path) -> None:
+    (worker,) = load_stages(folder, 1)
+    first, _ = mixed_plans()
+    plan = replace(first, samples=[False] * len(first.ids))
+    with MatmulLog() as log:
+        result = run_stage(worker, plan)
+    assert result is not None
+    assert (list(result.ids), result.seq) == ([], plan.seq)
+    assert len(log.matmuls) == 4 * NUM_LAYERS
+    assert all(matmul.num_outputs != VOCAB for matmul in log.matmuls)
+
+
+def test_a_plan_of_drops_alone_runs_nothing(folder: Path) -> None:
+    workers = load_stages(folder, 2)
+    first, _ = mixed_plans()
+    for worker in workers:
+        run_stage(worker, first)
+    drops = Plan(seq=99, drops=list(first.ids))
+    with MatmulLog() as log:
+        assert [run_stage(worker, drops) for worker in workers] == [None, None]
+    assert log.matmuls == []
