@@ -69,7 +69,7 @@ async def talk(engine: Engine, folder: Path, console: Console) -> list[RequestRo
     server = make_server(engine, folder, ServerConfig(port=0), max_queue=len(PROMPTS))
     async with server, AsyncClient(server.address) as client:
         say(f"serving {folder.name} at {server.address}; asking {len(PROMPTS)} questions at once\n")
-        await client.health()  # connected, the questions arrive in order
+        await client.health()  # connected: what is timed is the questions
         with answer_view(console, answers) as view:
             return await asyncio.gather(*(ask(client, answer, view) for answer in answers))
 

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 tools=.venv-stubs
 if [ ! -x "$tools/bin/grpc-stubs-ready" ]; then
-  python3 -m venv "$tools"
+  .venv/bin/python -m virtualenv -q "$tools"
   "$tools/bin/pip" install -q "grpcio-tools==1.76.0" "protobuf==6.31.1" "setuptools<81"
   install -m 755 /dev/stdin "$tools/bin/grpc-stubs-ready" <<<'#!/bin/sh'
 fi

@@ -38,8 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if list(arguments) == ["--version"]:
         print(f"orca-dist {__version__}")
         return 0
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # we only fork to exec
+    _quiet_grpc()
     return ended(lambda: run(arguments, os.environ))
+
+
+def _quiet_grpc() -> None:
+    """What gRPC's own core would print; read when it is imported, so set before that."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors reach us as exceptions
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # we only fork to exec
 
 
 def ended(command: Callable[[], int]) -> int:

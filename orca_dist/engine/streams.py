@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from orca_dist.core import FinishReason, Output, Request
@@ -101,6 +101,7 @@ class EngineStreams:
     ) -> None:
         self.vocab_size = vocab_size
         self.max_len = min(max_model_len, kv_tokens)
+        self._limit = "max_model_len" if max_model_len <= kv_tokens else "kv_tokens"
         self.eos_token_ids = eos_token_ids
         self._max_queue = max_queue
         self._master = master
@@ -188,17 +189,14 @@ class EngineStreams:
     def _check_prompt(self, prompt: Sequence[int]) -> None:
         if not prompt:
             raise InvalidRequest("prompt", "is empty; give at least one token")
+        if len(prompt) >= self.max_len:
+            raise InvalidRequest(
+                "prompt",
+                f"{len(prompt)} tokens leave no room for an answer: prompt and answer together "
+                f"take at most {self.max_len} ({self._limit})",
+            )
         for token in prompt:
             if not 0 <= token < self.vocab_size:
                 raise InvalidRequest(
                     "token_ids", f"{token} is not in the vocabulary of {self.vocab_size} ids"
                 )
-        if len(prompt) >= self.max_len:
-            raise InvalidRequest(
-                "prompt",
-                f"{len(prompt)} tokens leave no room for an answer: prompt and answer together "
-                f"take at most {self.max_len} (max_model_len)",
-            )
-
-
-Deliver = Callable[[Sequence[Output]], None]

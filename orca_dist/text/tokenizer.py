@@ -54,7 +54,11 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             problem = f"is not valid Unicode at character {error.start}"
             raise InvalidRequest("text", problem) from None
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # The batch call lets other threads run meanwhile; the single one holds the GIL.
+        (encoding,) = self._tokenizer.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )
+        return encoding.ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`, as a `Detokenizer` gives it.

@@ -20,7 +20,10 @@ class Channel(Protocol):
         ...
 
     def send(self, x_TH: torch.Tensor) -> None:
-        """Hands x over and returns; x stays referenced until it has been sent."""
+        """Hands x over and returns; x stays referenced until it has been sent.
+
+        The caller may drop x, but not write to it.
+        """
         ...
 
     def recv(self, x_TH: torch.Tensor) -> None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from orca_dist.transport.group import GroupChannel, greet
+from orca_dist.transport.group import GroupChannel
 
 
 def gloo_channel(
@@ -22,5 +22,5 @@ def gloo_channel(
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     group = dist.ProcessGroupGloo(store, member, 2, options)
     channel = GroupChannel(group, member=member, max_pending=max_pending)
-    greet(channel, member, torch.zeros(1))
+    channel.greet(torch.zeros(1))
     return channel

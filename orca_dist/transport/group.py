@@ -36,18 +36,20 @@ class GroupChannel:
     def bytes_sent(self) -> int:
         return self._bytes_sent
 
+    def greet(self, probe: torch.Tensor) -> None:
+        """Pass a dummy tensor down the link, so that it exists before the first plan."""
+        if self._peer == DOWNSTREAM:
+            self._post(probe)
+        else:
+            self.recv(probe)
+
     def send(self, x_TH: torch.Tensor) -> None:
-        try:
-            self._pending.append((self._group.send([x_TH], self._peer, 0), x_TH))
-            while len(self._pending) > self._max_pending:
-                self._pending.popleft()[0].wait()
-        except RuntimeError as error:
-            raise LinkError(f"sending to the next stage failed: {error}") from error
+        self._post(x_TH)
         self._bytes_sent += x_TH.numel() * x_TH.element_size()
 
     def recv(self, x_TH: torch.Tensor) -> None:
         try:
-            self._group.recv([x_TH], self._peer, 0).wait()
+            self._open_group().recv([x_TH], self._peer, 0).wait()
         except RuntimeError as error:
             raise LinkError(f"receiving from the previous stage failed: {error}") from error
 
@@ -55,10 +57,15 @@ class GroupChannel:
         self._pending.clear()
         self._group = None
 
+    def _post(self, x_TH: torch.Tensor) -> None:
+        try:
+            self._pending.append((self._open_group().send([x_TH], self._peer, 0), x_TH))
+            while len(self._pending) > self._max_pending:
+                self._pending.popleft()[0].wait()
+        except RuntimeError as error:
+            raise LinkError(f"sending to the next stage failed: {error}") from error
 
-def greet(channel: GroupChannel, member: int, probe: torch.Tensor) -> None:
-    """Pass one dummy tensor down the link, so that it exists before the first plan."""
-    if member == UPSTREAM:
-        channel.send(probe)
-    else:
-        channel.recv(probe)
+    def _open_group(self) -> Any:
+        if self._group is None:
+            raise LinkError("the link is closed")
+        return self._group

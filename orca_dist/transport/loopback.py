@@ -16,12 +16,15 @@ class LoopbackChannel:
         self._queue: queue.SimpleQueue[torch.Tensor | None] = queue.SimpleQueue()
         self._timeout_s = timeout_s
         self._bytes_sent = 0
+        self._closed = False
 
     @property
     def bytes_sent(self) -> int:
         return self._bytes_sent
 
     def send(self, x_TH: torch.Tensor) -> None:
+        if self._closed:
+            raise LinkError("the link is closed")
         self._queue.put(x_TH.clone())
         self._bytes_sent += x_TH.numel() * x_TH.element_size()
 
@@ -31,8 +34,10 @@ class LoopbackChannel:
         except queue.Empty:
             raise LinkError(f"nothing was sent within {self._timeout_s} s") from None
         if sent is None:
-            raise LinkError("the link was closed")
+            self._queue.put(None)  # for whoever comes next
+            raise LinkError("the link is closed")
         x_TH.copy_(sent)
 
     def close(self) -> None:
+        self._closed = True
         self._queue.put(None)

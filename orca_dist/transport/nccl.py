@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from orca_dist.transport.group import GroupChannel, greet
+from orca_dist.transport.group import GroupChannel
 
 
 class NcclChannel(GroupChannel):
@@ -35,5 +35,5 @@ def nccl_channel(
     options._timeout = timedelta(seconds=timeout_s)
     group = dist.ProcessGroupNCCL(store, member, 2, options)
     channel = NcclChannel(group, member=member, max_pending=max_pending)
-    greet(channel, member, torch.zeros(1, device=device))
+    channel.greet(torch.zeros(1, device=device))
     return channel

@@ -1,4 +1,4 @@
-"""What sees the whole flat batch, against plain formulas; and each row's bits, whatever the batch."""
+"""What sees the whole flat batch: against plain formulas, and bit for bit in any batch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from torch.nn.functional import linear
 
 from orca_dist.models.layers import Linear, Rotary, rms_norm, silu_mul
 
-DTYPES = [torch.float32]
-if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-    DTYPES.append(torch.bfloat16)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+DTYPES = list(TOLERANCE)
+PACKED_DTYPES = DTYPES if torch.ops.mkldnn._is_mkldnn_bf16_supported() else DTYPES[:1]
 ROW_COUNTS = [*range(1, 71), 300]
 
 RowWise = Callable[[torch.Tensor], torch.Tensor]
@@ -42,7 +41,7 @@ def close(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None:
 # ---- Linear ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", PACKED_DTYPES)
 @pytest.mark.parametrize("num_rows", [1, 2, 17])
 @pytest.mark.parametrize("biased", [False, True])
 def test_linear_is_x_wt_plus_b(dtype: torch.dtype, num_rows: int, biased: bool) -> None:
@@ -56,9 +55,9 @@ def test_linear_is_x_wt_plus_b(dtype: torch.dtype, num_rows: int, biased: bool) 
     close(y_TF, wanted, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", PACKED_DTYPES)
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(64, 192), (576, 960), (33, 50)])
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(64, 192), (576, 320), (33, 50)])
 def test_a_row_of_linear_has_the_same_bits_in_any_batch(
     set_threads: Callable[[int], None],
     dtype: torch.dtype,
@@ -68,14 +67,14 @@ def test_a_row_of_linear_has_the_same_bits_in_any_batch(
 ) -> None:
     set_threads(num_threads)
     layer = Linear(noise(num_outputs, num_inputs, dtype=dtype), noise(num_outputs, dtype=dtype))
-    x_TK = noise(400, num_inputs, dtype=dtype, seed=1)
+    x_TK = noise(600, num_inputs, dtype=dtype, seed=1)
     y_TF = layer(x_TK)
     for num_rows in ROW_COUNTS:
-        assert torch.equal(layer(x_TK[:num_rows]), y_TF[:num_rows])
-        assert torch.equal(layer(x_TK[9 : 9 + num_rows]), y_TF[9 : 9 + num_rows])
+        rows = slice(num_rows, 2 * num_rows)
+        assert torch.equal(layer(x_TK[rows]), y_TF[rows])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", PACKED_DTYPES)
 def test_linear_has_the_same_bits_on_any_number_of_threads(
     set_threads: Callable[[int], None], dtype: torch.dtype
 ) -> None:
@@ -125,7 +124,7 @@ def test_rows_of_elementwise_layers_have_the_same_bits_in_any_batch(
     for layer, num_columns in ((norm, size), (silu_mul, 2 * size)):
         x = noise(1001, num_columns, dtype=dtype, seed=1) * 3
         alone = torch.cat([layer(row) for row in x.split(1)])
-        for num_rows in (2, 70, 301, 683, 1001):
+        for num_rows in (2, 301, 683, 1001):
             assert torch.equal(layer(x[:num_rows]), alone[:num_rows]), f"{num_rows} rows"
 
 
