@@ -123,7 +123,12 @@ class Scheduler:
     # ---- select, step 2: form ------------------------------------------
 
     def _form(self) -> list[Entry]:
-        """Runnable requests in order up to the caps. A longer prompt runs alone."""
+        """Runnable requests in order up to the caps.
+
+        The first prompt of a batch goes whole, however long: else the decodes before it,
+        which are runnable again every round trip, would shut it out for ever. A prompt above
+        max_batch_tokens thus has no other prompt beside it.
+        """
         config = self.config
         caps = batch_caps(
             config.forming,
@@ -139,8 +144,8 @@ class Scheduler:
         while len(batch) < caps.num_requests and (entry := self.pool.first_runnable()):
             length = entry.unscheduled_len
             prefill = length if entry.phase is Phase.INITIATION else 0
-            is_first_prompt = prefill_left == caps.prefill_tokens  # whole, however long its share
-            if batch and (length > tokens_left or (prefill > prefill_left and not is_first_prompt)):
+            first_prompt = prefill > 0 and prefill_left == caps.prefill_tokens
+            if batch and not first_prompt and (length > tokens_left or prefill > prefill_left):
                 break
             self.pool.take_runnable()
             batch.append(entry)

@@ -58,7 +58,7 @@ def settle_dtype(wanted: Dtype, spec: ModelSpec, device: DeviceKind) -> Dtype:
     """`auto` is the checkpoint's own, but float32 on CPUs without bfloat16 arithmetic."""
     if wanted is not Dtype.AUTO:
         return wanted
-    own = Dtype(spec.dtype) if spec.dtype in set(Dtype) else Dtype.FLOAT32
+    own = Dtype(spec.dtype) if spec.dtype in ITEMSIZE else Dtype.FLOAT32
     if device is DeviceKind.CUDA or (own is Dtype.BFLOAT16 and _cpu_has_fast_bf16()):
         return own
     return Dtype.FLOAT32

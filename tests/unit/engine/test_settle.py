@@ -1,0 +1,223 @@
+"""Where every `auto` ends, and what is refused with its numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher
+from orca_dist.engine import settle as module
+from orca_dist.engine.pipeline import PipelineConfig
+from orca_dist.engine.settle import (
+    cpus_per_stage,
+    settle,
+    settle_device,
+    settle_dtype,
+    settle_max_model_len,
+)
+from orca_dist.errors import ConfigError
+from orca_dist.spec import ModelSpec, parse_spec
+
+GIB = 2**30
+# Keys and values of one token in fp32: 2 x 10 layers x 2 heads x 16 x 4 bytes.
+KV_BYTES = 2560
+
+
+def make_spec(dtype: str = "float32") -> ModelSpec:
+    return parse_spec(
+        {
+            "model_type": "llama",
+            "num_hidden_layers": 10,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 320,
+            "max_position_embeddings": 1000,
+            "dtype": dtype,
+        }
+    )
+
+
+def make_config(**changes: object) -> EngineConfig:
+    settings: dict[str, object] = {"device": "cpu", "dtype": "float32"}
+    return EngineConfig(**(settings | changes))  # type: ignore[arg-type]
+
+
+def settled(**changes: object) -> PipelineConfig:
+    return settle(Path("/models/m"), make_spec(), make_config(**changes))
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of 1 GiB."""
+    monkeypatch.setattr(module.psutil, "virtual_memory", lambda: SimpleNamespace(total=GIB))
+
+
+@pytest.fixture
+def cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve CPUs for this process, however many the machine has."""
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid: set(range(12)))
+
+
+# ---- device, dtype, link -----------------------------------------------
+
+
+@pytest.mark.parametrize(("driver", "device"), [(True, "cuda"), (False, "cpu")])
+def test_auto_device_follows_the_driver(
+    monkeypatch: pytest.MonkeyPatch, driver: bool, device: str
+) -> None:
+    monkeypatch.setattr(Path, "exists", lambda path: driver and str(path) == "/dev/nvidiactl")
+    assert settle_device(DeviceKind.AUTO) == device
+    assert settle_device(DeviceKind.CPU) == "cpu"
+    assert settle_device(DeviceKind.CUDA) == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("own", "device", "fast_bf16", "settled_dtype"),
+    [
+        ("float32", "cpu", True, "float32"),
+        ("bfloat16", "cpu", True, "bfloat16"),
+        ("bfloat16", "cpu", False, "float32"),
+        ("float16", "cpu", True, "float32"),
+        ("float32", "cuda", False, "float32"),
+        ("bfloat16", "cuda", False, "bfloat16"),
+        ("float16", "cuda", False, "float16"),
+        ("float64", "cuda", False, "float32"),
+        ("auto", "cuda", False, "float32"),
+    ],
+)
+def test_auto_dtype(
+    monkeypatch: pytest.MonkeyPatch, own: str, device: str, fast_bf16: bool, settled_dtype: str
+) -> None:
+    monkeypatch.setattr(module, "_cpu_has_fast_bf16", lambda: fast_bf16)
+    assert settle_dtype(Dtype.AUTO, make_spec(own), DeviceKind(device)) == settled_dtype
+
+
+@pytest.mark.parametrize("wanted", [dtype for dtype in Dtype if dtype != "auto"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_dtype_that_is_asked_for_is_taken(wanted: Dtype, device: str) -> None:
+    assert settle_dtype(wanted, make_spec("bfloat16"), DeviceKind(device)) is wanted
+
+
+@pytest.mark.parametrize(
+    ("device", "launcher", "link"),
+    [
+        ("cpu", "ray", "gloo"),
+        ("cpu", "local", "gloo"),
+        ("cuda", "ray", "nccl"),
+        ("cuda", "local", "host"),
+    ],
+)
+def test_links(device: str, launcher: str, link: str) -> None:
+    config = settled(device=device, launcher=launcher)
+    assert (config.link, config.device) == (link, device)
+
+
+# ---- shape -------------------------------------------------------------
+
+
+def test_layers_are_split_over_the_stages() -> None:
+    assert settled(stages=3).layers == (range(4), range(4, 7), range(7, 10))
+    assert settled(stages=2, split=(3, 7)).layers == (range(3), range(3, 10))
+    assert settled(stages=3).num_stages == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stages": 11}, "stages = 11: a model of 10 layers takes 1 to 10 stages"),
+        ({"stages": 2, "split": (5, 6)}, "adds up to 11 layers, the model has 10"),
+        ({"stages": 2, "split": (10,)}, "1 sizes for 2 stages"),
+        ({"stages": 0}, "stages = 0"),
+        ({"max_batch_size": 0}, "max_batch_size = 0"),
+        ({"inflight": 0}, "inflight = 0"),
+        ({"kv_tokens": -5}, "kv_tokens = -5"),
+        ({"memory_share": 1.5}, "memory_share = 1.5"),
+        ({"heartbeat_s": 0.0}, "heartbeat_s = 0.0"),
+        ({"cpus_per_stage": 0.0}, "cpus_per_stage = 0.0"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settled(**changes)
+    assert message in str(caught.value)
+
+
+def test_one_plan_a_stage_is_in_flight_by_default() -> None:
+    assert settled(stages=3).inflight == 3
+    assert settled(stages=3, inflight=4).inflight == 4
+
+
+def test_the_model_is_an_absolute_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Stages on other nodes, or in other folders, must find it."""
+    monkeypatch.chdir(tmp_path)
+    assert settle(Path("m"), make_spec(), make_config()).model == str(tmp_path / "m")
+
+
+def test_max_model_len() -> None:
+    assert settle_max_model_len(make_spec(), make_config()) == 1000
+    assert settle_max_model_len(make_spec(), make_config(max_model_len=300)) == 300
+    with pytest.raises(ConfigError, match=r"max_model_len = 1001: .* at most 1000"):
+        settle_max_model_len(make_spec(), make_config(max_model_len=1001))
+
+
+# ---- threads -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_cpus", "num_threads"),
+    [
+        ({"stages": 3}, 4.0, 4),
+        ({"stages": 5}, 2.4, 2),
+        ({"stages": 2, "cpus_per_stage": 0.5}, 0.5, 1),
+        ({"stages": 2, "cpus_per_stage": 3.9}, 3.9, 3),
+        ({"stages": 2, "ray_address": "10.0.0.1:6379"}, 1.0, 1),
+        ({"stages": 2, "ray_address": "auto", "cpus_per_stage": 8}, 8, 8),
+    ],
+)
+def test_cpus_of_a_stage(
+    cpus: None, changes: dict[str, object], num_cpus: float, num_threads: int
+) -> None:
+    assert cpus_per_stage(make_config(**changes)) == pytest.approx(num_cpus)
+    assert settled(**changes).num_threads == num_threads
+
+
+def test_more_stages_than_cpus_have_a_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid: {0})
+    assert settled(stages=4).num_threads == 1
+
+
+# ---- KV ----------------------------------------------------------------
+
+
+def test_kv_tokens_are_rounded_up_to_blocks() -> None:
+    assert settled(kv_tokens=4096).num_blocks == 256
+    assert settled(kv_tokens=4097).num_blocks == 257
+    assert settled(kv_tokens=1).num_blocks == 1
+    assert settled(kv_tokens=4096, block_size=1).num_blocks == 4096
+
+
+@pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("bfloat16", 2)])
+def test_kv_takes_its_share_of_memory(memory: None, dtype: str, itemsize: int) -> None:
+    config = settled(dtype=dtype, memory_share=0.1, max_batch_size=1000)
+    block_bytes = 16 * KV_BYTES * itemsize // 4
+    assert config.num_blocks == int(0.1 * GIB) // block_bytes
+
+
+def test_kv_takes_no_more_than_the_batches_in_flight_can_use(memory: None) -> None:
+    """63 blocks hold 1000 tokens; 2 x 3 requests run at most."""
+    assert settled(max_batch_size=2, inflight=3).num_blocks == 63 * 2 * 3
+    assert settled(max_batch_size=2, inflight=3, max_model_len=32).num_blocks == 2 * 2 * 3
+
+
+def test_a_share_without_room_for_a_block_is_refused(memory: None) -> None:
+    with pytest.raises(ConfigError, match=r"memory_share = 1e-05: .* hold no KV block"):
+        settled(memory_share=1e-5)
+
+
+def test_the_launcher_is_no_part_of_the_rest() -> None:
+    ray, local = (settled(launcher=launcher, kv_tokens=64) for launcher in Launcher)
+    assert ray == local
