@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import sys
@@ -84,16 +85,17 @@ class Engine:
         max_model_len = settle_max_model_len(spec, config)
         check_folder(model, spec)
         on_progress = on_progress or log.info
-        placement = placement or _placement(config, settled)
-        pipeline = Pipeline(settled, placement)
-        try:
+        with contextlib.ExitStack() as undo:
+            placement = placement or _placement(config, settled)
+            undo.callback(placement.close)
+            pipeline = Pipeline(settled, placement)
+            undo.callback(pipeline.close)
             pipeline.start(on_progress)
             engine = cls(spec=spec, config=config, pipeline=pipeline, max_model_len=max_model_len)
+            undo.callback(engine.close)
             on_progress("warming up")
             engine._warm_up()
-        except BaseException:
-            pipeline.close()
-            raise
+            undo.pop_all()
         return engine
 
     def attach(self, *, deliver: Deliver, lose: Lose) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
@@ -35,8 +36,10 @@ class LocalPlacement:
             ).start()
 
     def close(self) -> None:
+        """Closed stages leave by themselves; those that are stuck or stopped are killed."""
+        deadline = time.monotonic() + LEAVE_TIMEOUT_S
         for process in self._processes:
-            _end(process)
+            _end(process, max(0.0, deadline - time.monotonic()))
 
     def _spawn(self, bootstrap: StageBootstrap) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
@@ -69,10 +72,9 @@ def _ending(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """A closed stage leaves by itself; one that is stuck or stopped is killed."""
+def _end(process: subprocess.Popen[bytes], timeout_s: float) -> None:
     try:
-        process.wait(LEAVE_TIMEOUT_S)
+        process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

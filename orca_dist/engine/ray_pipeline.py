@@ -98,7 +98,8 @@ class RayPlacement:
                     ray.init(address=self._config.address, **quiet)
                 else:
                     self._start_private(quiet)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
+            self.close()
             raise StartupError(f"Ray can't be reached or started: {error}") from None
 
     def _start_private(self, quiet: dict[str, Any]) -> None:

@@ -1,0 +1,1 @@
+"""What ran, and when: values, summaries, tables and the picture. A leaf: all may import it."""

@@ -23,16 +23,21 @@ CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.enable_http_proxy", 0),
 )
+CONNECT_TIMEOUT_S = 30.0
 
 
 class ControlLink:
     """One stream for the stage's whole life. send() is thread-safe and returns at once."""
 
-    def __init__(self, bootstrap: StageBootstrap) -> None:
+    def __init__(
+        self, bootstrap: StageBootstrap, *, connect_timeout_s: float = CONNECT_TIMEOUT_S
+    ) -> None:
+        """Raises ConnectionError where no master answers: a stage must not outlive its own."""
         self._outbox: queue.SimpleQueue[StageMessage | None] = queue.SimpleQueue()
         self._channel = grpc.insecure_channel(bootstrap.control_address, options=CHANNEL_OPTIONS)
+        _await_ready(self._channel, bootstrap.control_address, connect_timeout_s)
         stub = ControlServiceStub(self._channel)
-        self._incoming = stub.Connect(iter(self._outbox.get, None), wait_for_ready=True)
+        self._incoming = stub.Connect(iter(self._outbox.get, None))
 
     def send(self, message: StageMessage) -> None:
         self._outbox.put(message)
@@ -45,9 +50,19 @@ class ControlLink:
             return
 
     def close(self) -> None:
-        """Flush what was sent, then hang up."""
+        """Hang up; what is still on its way is lost."""
         self._outbox.put(None)
         self._channel.close()
+
+
+def _await_ready(channel: grpc.Channel, address: str, timeout_s: float) -> None:
+    try:
+        grpc.channel_ready_future(channel).result(timeout=timeout_s)
+    except grpc.FutureTimeoutError:
+        channel.close()
+        raise ConnectionError(
+            f"the engine master at {address} did not answer within {timeout_s:g} s"
+        ) from None
 
 
 def hello(bootstrap: StageBootstrap, *, actor_id: str, torch_version: str) -> StageMessage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -235,3 +236,12 @@ def test_a_refused_stage_sees_its_stream_end(master: Master) -> None:
     link = dial(master.plane.address, 0, secret="wrong")
     assert list(link.messages()) == []
     link.close()
+
+
+def test_a_stage_without_a_master_gives_up() -> None:
+    """A master that died before its stages came must not leave them behind."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    bootstrap = StageBootstrap(stage=0, control_address=address, secret=SECRET)
+    with pytest.raises(ConnectionError, match=rf"{address} did not answer within 0\.3 s"):
+        ControlLink(bootstrap, connect_timeout_s=0.3)
