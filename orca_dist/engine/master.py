@@ -24,6 +24,8 @@ from orca_dist.proto.v1 import control_pb2 as pb
 
 log = logging.getLogger(__name__)
 
+LINK_GRACE_S = 1.0  # for news of the stage at the other end of a broken link
+
 Deliver = Callable[[Sequence[Output]], None]
 Lose = Callable[[PipelineLost], None]
 Event = Callable[[], None]
@@ -59,6 +61,7 @@ class EngineMaster:
         self._deliver: Deliver = lambda outputs: None
         self._lose: Lose = lambda error: None
         self._lost: PipelineLost | None = None
+        self._broken_link: tuple[int, str, float] | None = None  # stage, why, when
         self._closing = False
         self._flushes: list[TraceFlush] = []
         self._num_pings = 0
@@ -196,8 +199,15 @@ class EngineMaster:
         elif kind == "pong":
             self._on_pong(stage, message.pong)
         elif kind == "failure":
-            log.error("%s failed:\n%s", self._pipeline.stages[stage], message.failure.traceback)
-            self._on_lost(stage, message.failure.message)
+            self._on_failure(stage, message.failure)
+
+    def _on_failure(self, stage: int, failure: pb.Failure) -> None:
+        """A broken link is its other end's fault, whose own news may still be on its way."""
+        if failure.link:
+            self._broken_link = self._broken_link or (stage, failure.message, time.monotonic())
+            return
+        log.error("%s failed:\n%s", self._pipeline.stages[stage], failure.traceback)
+        self._on_lost(stage, failure.message)
 
     def _on_result(self, result: pb.Result) -> None:
         self._trace.returned(result.seq, time.time())
@@ -217,8 +227,12 @@ class EngineMaster:
             self._pipeline.ping(self._num_pings)
 
     def _watch(self) -> None:
-        if not self._lost and (verdict := self._supervisor.verdict(time.monotonic())):
+        if self._lost:
+            return
+        if verdict := self._supervisor.verdict(time.monotonic()):
             self._on_lost(*verdict)
+        elif self._broken_link and time.monotonic() - self._broken_link[2] > LINK_GRACE_S:
+            self._on_lost(*self._broken_link[:2])
 
     def _on_lost(self, stage: int, why: str) -> None:
         if self._lost:

@@ -30,6 +30,7 @@ from orca_dist.proto.v1.control_pb2 import (
 )
 from orca_dist.stage.control import ControlLink, hello
 from orca_dist.stage.worker import StageWorker
+from orca_dist.transport.channel import LinkError
 
 Job = tuple[MasterMessage, float]  # a message and when it arrived
 
@@ -54,10 +55,7 @@ class ComputeThread:
             while True:
                 self._handle(*self._jobs.get())
         except Exception as error:  # noqa: BLE001  the stage's root: reported, never swallowed
-            text = f"{type(error).__name__}: {error}"
-            self._send(
-                StageMessage(failure=Failure(message=text, traceback=traceback.format_exc()))
-            )
+            self._send(StageMessage(failure=_failure(error)))
 
     def _handle(self, message: MasterMessage, received_s: float) -> None:
         kind = message.WhichOneof("kind")
@@ -89,6 +87,14 @@ def serve_stage(bootstrap: StageBootstrap, worker: StageWorker, *, actor_id: str
             compute.put(message)
     link.close()
     return closed
+
+
+def _failure(error: Exception) -> Failure:
+    return Failure(
+        message=f"{type(error).__name__}: {error}",
+        traceback=traceback.format_exc(),
+        link=isinstance(error, LinkError),
+    )
 
 
 def _pong(worker: StageWorker, ping: Ping) -> Pong:

@@ -235,9 +235,11 @@ class Trace(_message.Message):
     def __init__(self, seq: _Optional[_Iterable[int]] = ..., received_s: _Optional[_Iterable[float]] = ..., input_ready_s: _Optional[_Iterable[float]] = ..., compute_start_s: _Optional[_Iterable[float]] = ..., compute_end_s: _Optional[_Iterable[float]] = ..., sent_s: _Optional[_Iterable[float]] = ..., bytes_sent: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("message", "traceback")
+    __slots__ = ("message", "traceback", "link")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
     message: str
     traceback: str
-    def __init__(self, message: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
+    link: bool
+    def __init__(self, message: _Optional[str] = ..., traceback: _Optional[str] = ..., link: bool = ...) -> None: ...

@@ -82,7 +82,7 @@ def run_burst(forming: Forming) -> Log:
     pipeline = make_pipeline(num_stages=4, max_batch_size=64, forming=forming)
     pipeline.service_time = affine(10.0, 0.3)
     for i in range(64):
-        pipeline.submit_at(0.5 * i, make_request(i, max_tokens=40))
+        pipeline.submit_at(0.5 * i, make_request(i, max_tokens=30))
     return pipeline.run()
 
 

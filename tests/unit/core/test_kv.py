@@ -92,7 +92,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
 @given(num_blocks=st.integers(1, 12), block_size=st.integers(1, 4), operations=OPERATIONS)
 def test_any_order_of_calls_keeps_the_account(
     num_blocks: int, block_size: int, operations: list[tuple[str, int]]
