@@ -124,6 +124,15 @@ def test_a_sent_tensor_may_be_dropped(link: Link) -> None:
     assert len(churn) == 2 * MAX_PENDING
 
 
+def test_loopback_sends_a_copy() -> None:
+    """Stages on threads share memory: what is sent must not, as on a wire."""
+    link = make_link("loopback")
+    sent = noise(4, 64)
+    link.upstream.send(sent)
+    sent.zero_()
+    assert torch.equal(link.receive(4, 64), noise(4, 64))
+
+
 # ---- ends --------------------------------------------------------------
 
 

@@ -158,6 +158,15 @@ def test_impossible_tokens_are_never_picked() -> None:
         assert set(draw(logits_V, how, 300)) == {1, 3}
 
 
+@pytest.mark.parametrize(("number", "token"), [(0.0, 1), (1 - 2**-53, 3)])
+@pytest.mark.parametrize("how", [sampling(), sampling(top_k=4)])
+def test_the_ends_of_the_unit_interval_pick_possible_tokens(
+    monkeypatch: pytest.MonkeyPatch, how: Sampling, number: float, token: int
+) -> None:
+    monkeypatch.setattr("orca_dist.stage.sampler.uniform", lambda seed, position: number)
+    assert sample_row(torch.tensor([-math.inf, 1.0, -math.inf, 1.0, -math.inf]), how, 0) == token
+
+
 # ---- frequencies -------------------------------------------------------
 
 
