@@ -7,6 +7,7 @@ sends plans first, and then hands all new tokens to the front at once.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -97,7 +98,10 @@ class EngineMaster:
         """Counts after everything that was said to the master before this call."""
         answer: queue.SimpleQueue[EngineLoad] = queue.SimpleQueue()
         self._inbox.put(lambda: answer.put(self._count()))
-        return answer.get()
+        while self._thread.is_alive():
+            with contextlib.suppress(queue.Empty):
+                return answer.get(timeout=1.0)
+        return self._count()
 
     def close(self) -> None:
         """Stop the loop; requests still alive end with PipelineLost."""
