@@ -57,7 +57,7 @@ class EngineConfig:
     max_batch_size: int = 32
     """Most requests in one batch; inflight times as many can run."""
     max_batch_tokens: int = 2048
-    """Most tokens in one iteration; a longer prompt runs alone."""
+    """Most tokens in one iteration; a prompt that is longer runs with no other prompt beside it."""
     max_model_len: int | None = None
     """Most tokens of a request, prompt and answer together; by default the model's own length."""
     inflight: int | None = None

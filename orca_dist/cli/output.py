@@ -43,5 +43,6 @@ def results_only() -> Iterator[TextIO]:
         with open(stdout, "w", encoding="utf-8", closefd=False) as results:
             yield results
     finally:
+        sys.stdout.flush()  # what was printed meanwhile, before the real one is back
         os.dup2(stdout, 1)
         os.close(stdout)

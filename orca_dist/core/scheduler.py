@@ -72,9 +72,10 @@ class Scheduler:
 
     def on_result(self, result: PlanResult, now: float) -> list[Output]:
         """Account for a returned plan. Results of an earlier epoch are no-ops."""
-        if not self._in_flight or self._in_flight[0].seq != result.seq:
+        if not self._in_flight or result.seq < self._in_flight[0].seq:
             return []
         plan = self._in_flight.popleft()
+        _check_answered(plan, result)
         for request_id, length in zip(plan.ids, plan.lengths, strict=True):
             if entry := self.pool.get(request_id):
                 entry.computed_len += length
@@ -222,3 +223,11 @@ class Scheduler:
         elif entry.admitted:
             self._prefill_tokens -= entry.known_len
         return True
+
+
+def _check_answered(plan: Plan, result: PlanResult) -> None:
+    """A stage that leaves a request without an answer would leave it in the pool for ever."""
+    assert plan.seq == result.seq, f"plan {result.seq} came back before plan {plan.seq}"
+    asked = {i for i, samples in zip(plan.ids, plan.samples, strict=True) if samples}
+    assert asked == {*result.ids, *result.failed}, f"plan {plan.seq} came back incomplete"
+    assert all(result.tokens), f"plan {plan.seq} came back without tokens"

@@ -188,16 +188,17 @@ def _sigterm_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _private_environment() -> Iterator[None]:
-    """Variables that Ray reads while it starts; the caller's own come back afterwards."""
-    ours = {"RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    theirs = {name: os.environ.get(name) for name in (*ours, "RAY_ADDRESS")}
-    os.environ.update(ours)
+    """Variables that Ray reads while it starts; afterwards all are as the caller had them.
+
+    Ray leaves some of its own behind, which would reach every later child process.
+    """
+    theirs = dict(os.environ)
     os.environ.pop("RAY_ADDRESS", None)
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     try:
         yield
     finally:
-        for name, value in theirs.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in os.environ.keys() - theirs.keys():
+            del os.environ[name]
+        os.environ.update(theirs)

@@ -24,6 +24,7 @@ from orca_dist.server.listener import Listener, listen
 from orca_dist.server.ports import ServedEngine
 from orca_dist.server.prompts import ChatRenderer, PromptReader
 from orca_dist.server.servicer import GenerateServicer, ServerClosing, handlers
+from orca_dist.server.waiting import wait_at_most
 from orca_dist.text import Detokenizer, Tokenizer
 
 STATUS_GRACE_S = 1.0  # for statuses on their way when the server stops
@@ -117,9 +118,7 @@ class Server:
 
     async def _health_off(self) -> None:
         """Bounded: a watcher that doesn't read can hold the health service back."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STATUS_GRACE_S):
-                await self._health.set(serving=False)
+        await wait_at_most(self._health.set(serving=False), STATUS_GRACE_S)
 
     def _make_streams(self) -> EngineStreams:
         spec = self._engine.spec

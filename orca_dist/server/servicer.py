@@ -22,6 +22,7 @@ from orca_dist.proto.v1 import generate_pb2 as pb
 from orca_dist.server import convert
 from orca_dist.server.answers import TextAssembler, pieces
 from orca_dist.server.prompts import PromptReader
+from orca_dist.server.waiting import wait_at_most
 
 SERVICE = "orca.v1.GenerateService"
 CODE_TRAILER = "orca-error"  # the error's stable code, for clients
@@ -95,9 +96,7 @@ class GenerateServicer:
     async def drain(self, error: OrcaError, grace_s: float) -> None:
         """Refuse new calls; those still open after `grace_s` end with `error`."""
         self.refuse(error)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                await self._idle.wait()
+        await wait_at_most(self._idle.wait(), grace_s)
         for stream in list(self._open):
             stream.close()
 
