@@ -8,6 +8,7 @@ joined nor stopped.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import logging
 import os
@@ -194,7 +195,7 @@ def _private_environment() -> Iterator[None]:
     """
     theirs = dict(os.environ)
     os.environ.pop("RAY_ADDRESS", None)
-    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    os.environ["RAY_AUTH_TOKEN"] = theirs.get("RAY_AUTH_TOKEN") or _process_token()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     try:
         yield
@@ -202,3 +203,9 @@ def _private_environment() -> Iterator[None]:
         for name in os.environ.keys() - theirs.keys():
             del os.environ[name]
         os.environ.update(theirs)
+
+
+@functools.cache
+def _process_token() -> str:
+    """One for all private Rays of this process: Ray reads it once a process and keeps it."""
+    return secrets.token_hex(32)
