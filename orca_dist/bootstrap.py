@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orca_dist.config import LogConfig, LogFormat, LogLevel
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageBootstrap:
@@ -16,3 +18,10 @@ class StageBootstrap:
     control_address: str
     secret: str
     host: str = ""
+    log_level: LogLevel = LogLevel.WARNING
+    log_format: LogFormat = LogFormat.TEXT
+
+    @property
+    def log(self) -> LogConfig:
+        """How the stage logs: as its master does."""
+        return LogConfig(log_level=self.log_level, log_format=self.log_format)

@@ -37,6 +37,22 @@ class Dtype(StrEnum):
     FLOAT16 = "float16"
 
 
+class LogLevel(StrEnum):
+    """Severities, least first."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    """How a log line looks."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """The pipeline and its schedule."""
@@ -122,8 +138,15 @@ class ServerConfig:
 class LogConfig:
     """What goes to stderr."""
 
-    log_level: str = "info"
-    """debug, info, warning or error."""
+    log_level: LogLevel = LogLevel.INFO
+    """Least severe lines that are written."""
+    log_format: LogFormat = LogFormat.TEXT
+    """Lines to read, or one JSON object a line."""
+
+    def __post_init__(self) -> None:
+        """Plain words do for closed sets."""
+        object.__setattr__(self, "log_level", _word(LogLevel, "log_level", self.log_level))
+        object.__setattr__(self, "log_format", _word(LogFormat, "log_format", self.log_format))
 
 
 _CLOSED_SETS: dict[str, type[StrEnum]] = {

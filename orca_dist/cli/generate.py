@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from tyro.conf import OmitArgPrefixes, Positional
 
-from orca_dist.cli.output import print_json, set_up_logging
+from orca_dist.cli.output import print_json
 from orca_dist.cli.settings import ClientConfig
 from orca_dist.config import LogConfig
 from orca_dist.errors import ConfigError
+from orca_dist.logs import Origin, set_up_logging
 from orca_dist.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Generate:
         """Returns 0; raises the OrcaError that ended the call."""
         from orca_dist.client import Client, joined
 
-        set_up_logging(self.log)
+        set_up_logging(self.log, Origin())
         with Client(self.client.address) as client:
             chunks = client.stream(
                 self._prompt(),

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from tyro.conf import OmitArgPrefixes
 
-from orca_dist.cli.output import print_json, set_up_logging
+from orca_dist.cli.output import print_json
 from orca_dist.cli.settings import ClientConfig
 from orca_dist.config import LogConfig
+from orca_dist.logs import Origin, set_up_logging
 
 if TYPE_CHECKING:
     from orca_dist.client import ServerInfo, StageInfo
@@ -30,7 +31,7 @@ class Info:
         """Returns 0; raises the OrcaError that ended the call."""
         from orca_dist.client import Client
 
-        set_up_logging(self.log)
+        set_up_logging(self.log, Origin())
         with Client(self.client.address) as client:
             info = client.info(timeout_s=TIMEOUT_S)
         if self.json:

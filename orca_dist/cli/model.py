@@ -8,8 +8,9 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, subcommand
 
-from orca_dist.cli.output import print_json, set_up_logging
+from orca_dist.cli.output import print_json
 from orca_dist.config import LogConfig
+from orca_dist.logs import Origin, set_up_logging
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,5 +81,5 @@ class Model:
     log: OmitArgPrefixes[LogConfig]
 
     def run(self) -> int:
-        set_up_logging(self.log)
+        set_up_logging(self.log, Origin())
         return self.action.run()

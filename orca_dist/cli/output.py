@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from typing import TextIO
 
-from orca_dist.config import LogConfig
-from orca_dist.errors import ConfigError
-
-LEVELS = ("debug", "info", "warning", "error")
 SCHEMA = 1
 
 
 def print_json(document: Mapping[str, object]) -> None:
     """One document on stdout, as --json promises."""
     print(json.dumps({"schema": SCHEMA, **document}, ensure_ascii=False))
-
-
-def set_up_logging(config: LogConfig) -> None:
-    """Log lines go to stderr, from the level of `config` on."""
-    if config.log_level not in LEVELS:
-        raise ConfigError(f"log_level = {config.log_level}: choose one of {', '.join(LEVELS)}")
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=config.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
 
 
 @contextlib.contextmanager

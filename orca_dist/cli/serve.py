@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 from tyro.conf import OmitArgPrefixes, Positional
 
 from orca_dist.cli.interrupts import handling
-from orca_dist.cli.output import results_only, set_up_logging
+from orca_dist.cli.output import results_only
 from orca_dist.cli.settings import DEFAULT_MODEL
 from orca_dist.config import EngineConfig, LogConfig, ServerConfig
 from orca_dist.errors import PipelineLost
+from orca_dist.logs import Origin, set_up_logging
 
 if TYPE_CHECKING:
     from orca_dist.server import Server
@@ -44,7 +45,7 @@ class Serve:
     def run(self) -> int:
         """Returns 130 or 143 after a signal; raises PipelineLost and what start-up raises."""
         self.engine.check()
-        set_up_logging(self.log)
+        set_up_logging(self.log, Origin())
         with results_only() as results, asyncio.Runner() as runner:
             return _serve(self, runner, results)
 
@@ -57,7 +58,7 @@ def _serve(command: Serve, runner: asyncio.Runner, results: TextIO) -> int:
     listener = runner.run(listen(command.server))
     try:
         folder = resolve_model(command.model)
-        with running_engine(folder, command.engine) as engine:
+        with running_engine(folder, command.engine, command.log) as engine:
             server = make_server(
                 engine,
                 folder,

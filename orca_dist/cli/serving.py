@@ -8,18 +8,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from orca_dist.cli.interrupts import Interrupted, handling, interrupt
-from orca_dist.config import EngineConfig, ServerConfig
-from orca_dist.engine.engine import Engine
+from orca_dist.config import EngineConfig, LogConfig, ServerConfig
+from orca_dist.engine.engine import QUIET, Engine
 from orca_dist.server import Listener, Server
 from orca_dist.text import ChatTemplate, Tokenizer
 
 
 @contextlib.contextmanager
 def running_engine(
-    folder: Path, config: EngineConfig, on_progress: Callable[[str], None] | None = None
+    folder: Path,
+    config: EngineConfig,
+    log_config: LogConfig = QUIET,
+    on_progress: Callable[[str], None] | None = None,
 ) -> Iterator[Engine]:
     """An engine for the time of the block; no signal keeps it from ending all its stages."""
-    engine = _start(folder, config, on_progress)
+    engine = _start(folder, config, log_config, on_progress)
     try:
         with handling(interrupt):  # Ray has left a handler of its own
             yield engine
@@ -47,8 +50,13 @@ def make_server(
     )
 
 
-def _start(folder: Path, config: EngineConfig, on_progress: Callable[[str], None] | None) -> Engine:
+def _start(
+    folder: Path,
+    config: EngineConfig,
+    log_config: LogConfig,
+    on_progress: Callable[[str], None] | None,
+) -> Engine:
     try:
-        return Engine.start(folder, config, on_progress=on_progress)
+        return Engine.start(folder, config, log_config=log_config, on_progress=on_progress)
     except SystemExit:  # Ray's own handler of SIGTERM, in place while it starts
         raise Interrupted(signal.SIGTERM) from None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orca_dist.config import DeviceKind, EngineConfig, Launcher
+from orca_dist.config import DeviceKind, EngineConfig, Launcher, LogConfig, LogLevel
 from orca_dist.core import Output, Request, ReserveMemory, Scheduler, SchedulerConfig
 from orca_dist.engine.local_pipeline import LocalPlacement
 from orca_dist.engine.master import Deliver, EngineLoad, EngineMaster, Lose
@@ -26,6 +26,7 @@ from orca_dist.weights.headers import check_folder
 
 log = logging.getLogger(__name__)
 
+QUIET = LogConfig(log_level=LogLevel.WARNING)
 SWITCH_INTERVAL_S = 0.0005  # the master's thread must not wait 5 ms for the front's
 
 
@@ -72,16 +73,18 @@ class Engine:
         model: Path,
         config: EngineConfig,
         *,
+        log_config: LogConfig = QUIET,
         on_progress: OnProgress | None = None,
         placement: Placement | None = None,
     ) -> Engine:
         """Blocks until a warm-up request has passed all stages.
 
         Raises ModelError, ConfigError or StartupError; nothing is left running then.
-        `placement` replaces the launcher's own (tests bring stages with delays).
+        `log_config` is how the stages log; `placement` replaces the launcher's own (tests
+        bring stages with delays).
         """
         spec = load_spec(model)
-        settled = settle(model, spec, config)
+        settled = settle(model, spec, config, log_config)
         max_model_len = settle_max_model_len(spec, config)
         check_folder(model, spec)
         on_progress = on_progress or log.info

@@ -3,40 +3,47 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from orca_dist.bootstrap import StageBootstrap
 from orca_dist.engine.pipeline import OnDeath
 
+log = logging.getLogger(__name__)
+
 STAGE_MODULE = "orca_dist.stage.process"
 LEAVE_TIMEOUT_S = 5.0
+NUM_LAST_LINES = 50
 
 
 class LocalPlacement:
-    """One process a stage, watched by a thread that waits for its end."""
+    """One process a stage, watched by a thread that passes its output on and waits for its end."""
 
     control_host = "127.0.0.1"
 
     def __init__(self, module: str = STAGE_MODULE) -> None:
         self._module = module
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._closing = False
 
     def launch(self, bootstraps: Sequence[StageBootstrap], on_death: OnDeath) -> None:
         for bootstrap in bootstraps:
             process = self._spawn(replace(bootstrap, host=self.control_host))
             self._processes.append(process)
             threading.Thread(
-                target=_watch, args=(process, bootstrap.stage, on_death), daemon=True
+                target=self._watch, args=(process, bootstrap.stage, on_death), daemon=True
             ).start()
 
     def close(self) -> None:
         """Closed stages leave by themselves; those that are stuck or stopped are killed."""
+        self._closing = True
         deadline = time.monotonic() + LEAVE_TIMEOUT_S
         for process in self._processes:
             _end(process, max(0.0, deadline - time.monotonic()))
@@ -45,7 +52,8 @@ class LocalPlacement:
         process = subprocess.Popen(
             [sys.executable, "-m", self._module],
             stdin=subprocess.PIPE,
-            stdout=sys.stderr.fileno() if _has_fileno() else None,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
         )
         assert process.stdin is not None
@@ -53,19 +61,25 @@ class LocalPlacement:
         process.stdin.close()
         return process
 
-
-def _has_fileno() -> bool:
-    """Whether stderr is a real file: test runners replace it."""
-    try:
-        sys.stderr.fileno()
-    except (OSError, ValueError, AttributeError):
-        return False
-    return True
+    def _watch(self, process: subprocess.Popen[bytes], stage: int, on_death: OnDeath) -> None:
+        last_lines = _pass_on(process)
+        code = process.wait()
+        if not self._closing and last_lines:
+            log.error("the last lines of stage %d:\n%s", stage, "".join(last_lines).rstrip())
+        on_death(stage, f"its process ended with {_ending(code)}")
 
 
-def _watch(process: subprocess.Popen[bytes], stage: int, on_death: OnDeath) -> None:
-    code = process.wait()
-    on_death(stage, f"its process ended with {_ending(code)}")
+def _pass_on(process: subprocess.Popen[bytes]) -> deque[str]:
+    """Everything the process prints goes to stderr; returns its last lines at its end."""
+    last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
+    assert process.stdout is not None
+    with process.stdout as output:
+        for data in output:
+            line = data.decode(errors="replace")
+            last_lines.append(line)
+            sys.stderr.write(line)
+            sys.stderr.flush()
+    return last_lines
 
 
 def _ending(code: int) -> str:

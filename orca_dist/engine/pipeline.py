@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from orca_dist.bootstrap import StageBootstrap
+from orca_dist.config import LogConfig
 from orca_dist.core import Plan
 from orca_dist.engine.control import ControlPlane
 from orca_dist.engine.wire import encode_plan
@@ -59,6 +60,7 @@ class PipelineConfig:
     inflight: int
     start_timeout_s: float
     link_timeout_s: float
+    log: LogConfig
 
     @property
     def num_stages(self) -> int:
@@ -150,7 +152,13 @@ class Pipeline:
 
     def _bootstraps(self) -> list[StageBootstrap]:
         return [
-            StageBootstrap(stage=i, control_address=self._control.address, secret=self._secret)
+            StageBootstrap(
+                stage=i,
+                control_address=self._control.address,
+                secret=self._secret,
+                log_level=self.config.log.log_level,
+                log_format=self.config.log.log_format,
+            )
             for i in range(self.config.num_stages)
         ]
 

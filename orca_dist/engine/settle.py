@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher
+from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher, LogConfig
 from orca_dist.core import split_layers
 from orca_dist.engine.pipeline import PipelineConfig
 from orca_dist.errors import ConfigError
@@ -17,7 +17,7 @@ ITEMSIZE = {Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2}
 FAST_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 
 
-def settle(model: Path, spec: ModelSpec, config: EngineConfig) -> PipelineConfig:
+def settle(model: Path, spec: ModelSpec, config: EngineConfig, log: LogConfig) -> PipelineConfig:
     """The pipeline to build; raises ConfigError naming what can't be had."""
     config.check()
     device = settle_device(config.device)
@@ -34,6 +34,7 @@ def settle(model: Path, spec: ModelSpec, config: EngineConfig) -> PipelineConfig
         inflight=config.inflight or config.stages,
         start_timeout_s=config.start_timeout_s,
         link_timeout_s=config.link_timeout_s,
+        log=log,
     )
 
 

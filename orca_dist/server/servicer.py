@@ -18,6 +18,8 @@ import grpc
 
 from orca_dist.engine.streams import EngineStreams, RequestStream
 from orca_dist.errors import InvalidRequest, OrcaError
+from orca_dist.logs import about_request
+from orca_dist.params import SamplingParams
 from orca_dist.proto.v1 import generate_pb2 as pb
 from orca_dist.server import convert
 from orca_dist.server.answers import TextAssembler, pieces
@@ -131,7 +133,10 @@ class GenerateServicer:
         stream = self._streams.open(prompt=prompt, params=params, request_id=request_id)
         self._open.add(stream)
         try:
-            yield stream
+            with about_request(stream.request_id):
+                _log_start(stream, params)
+                yield stream
+                _log_end(stream)
         finally:
             stream.close()
             self._open.discard(stream)
@@ -139,6 +144,14 @@ class GenerateServicer:
     def _check_open(self) -> None:
         if self._refusal:
             raise self._refusal
+
+
+def _log_start(stream: RequestStream, params: SamplingParams) -> None:
+    log.debug("%d prompt tokens, max_tokens %s", stream.num_prompt_tokens, params.max_tokens)
+
+
+def _log_end(stream: RequestStream) -> None:
+    log.debug("%d tokens, %s", stream.num_tokens, stream.reason)
 
 
 def handlers(servicer: GenerateServicer) -> grpc.GenericRpcHandler[bytes, Any]:

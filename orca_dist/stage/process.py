@@ -8,7 +8,9 @@ that no secret stands on a command line.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import queue
 import signal
@@ -20,6 +22,7 @@ from collections.abc import Callable
 import torch
 
 from orca_dist.bootstrap import StageBootstrap
+from orca_dist.logs import Origin, set_up_logging
 from orca_dist.proto.v1.control_pb2 import (
     Failure,
     MasterMessage,
@@ -32,14 +35,19 @@ from orca_dist.stage.control import ControlLink, hello
 from orca_dist.stage.worker import StageWorker
 from orca_dist.transport.channel import LinkError
 
+log = logging.getLogger(__name__)
+
 Job = tuple[MasterMessage, float]  # a message and when it arrived
 
 
 class ComputeThread:
     """Takes messages in order; the first exception is reported and ends it."""
 
-    def __init__(self, worker: StageWorker, send: Callable[[StageMessage], None]) -> None:
+    def __init__(
+        self, worker: StageWorker, send: Callable[[StageMessage], None], origin: Origin
+    ) -> None:
         self._worker = worker
+        self._origin = origin
         self._send = send
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="stage-compute", daemon=True)
@@ -65,14 +73,17 @@ class ComputeThread:
         elif kind == "setup":
             self._send(StageMessage(loaded=self._worker.load(message.setup)))
         elif kind == "open":
+            self._origin.epoch = message.open.epoch
             self._worker.open(message.open)
             self._send(StageMessage(ready=Ready()))
 
 
 def serve_stage(bootstrap: StageBootstrap, worker: StageWorker, *, actor_id: str = "") -> bool:
     """Serve until the master says close (True) or hangs up (False)."""
+    origin = Origin(stage=bootstrap.stage)
+    set_up_logging(bootstrap.log, origin)
     link = ControlLink(bootstrap)
-    compute = ComputeThread(worker, link.send)
+    compute = ComputeThread(worker, link.send, origin)
     compute.start()
     link.send(hello(bootstrap, actor_id=actor_id, torch_version=torch.__version__))
     closed = False
@@ -85,6 +96,8 @@ def serve_stage(bootstrap: StageBootstrap, worker: StageWorker, *, actor_id: str
             break
         else:
             compute.put(message)
+    if not closed:
+        log.error("the engine master has hung up: leaving")
     link.close()
     return closed
 
@@ -113,7 +126,8 @@ def main(make_worker: Callable[..., StageWorker] = StageWorker) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the master's to handle
     bootstrap = StageBootstrap(**json.loads(sys.stdin.readline()))
     closed = serve_stage(bootstrap, make_worker(host=bootstrap.host))
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # whoever read it may be gone
+        sys.stderr.flush()
     os._exit(0 if closed else 1)
 
 

@@ -7,6 +7,7 @@ waits for its device; the others hand their output on and take the next plan.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
@@ -34,6 +35,8 @@ from orca_dist.transport.links import LinkConfig, open_links
 from orca_dist.transport.rendezvous import host_store, join_store
 from orca_dist.weights.checkpoint import Checkpoint
 from orca_dist.weights.names import stage_tensors
+
+log = logging.getLogger(__name__)
 
 
 class StageWorker:
@@ -74,9 +77,18 @@ class StageWorker:
             device=device,
             dtype=self._dtype,
         )
+        weight_bytes = sum(tensor.nbytes for tensor in weights.values())
+        log.info(
+            "layers %d-%d are on %s: %.0f MB of %s",
+            setup.first_layer,
+            setup.end_layer - 1,
+            device,
+            weight_bytes / 1e6,
+            setup.dtype,
+        )
         return Loaded(
             device=str(device),
-            weight_bytes=sum(tensor.nbytes for tensor in weights.values()),
+            weight_bytes=weight_bytes,
             store_address=self._host_store() if setup.stage == 0 else "",
         )
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from orca_dist.engine.local_pipeline import LocalPlacement
 from orca_dist.errors import PipelineLost, StartupError
 from tests.fixtures.checkpoints import loud_llama
 from tests.fixtures.live import Front, live, local_config
@@ -66,8 +67,6 @@ def test_stopped(folder: Path) -> None:
 def test_load_failure_ends_the_start(folder: Path, tmp_path: Path) -> None:
     """A stage that can't load says why, and the others go down with it."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    from orca_dist.engine.local_pipeline import LocalPlacement
-
     with (
         pytest.raises(StartupError, match=r"stage 1 .*no room on this shelf"),
         live(folder, local_config(2), placement=LocalPlacement("tests.fixtures.broken_stage")),
@@ -87,3 +86,18 @@ def _kill_and_wait(front: Front, stage: int, how: signal.Signals) -> PipelineLos
 
 def _nothing_left(front: Front) -> None:
     assert not any(psutil.pid_exists(stage.pid) for stage in front.engine.info().stages)
+
+
+def test_last_lines_of_a_dead_stage(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A stage that ends without a word to its master: what it printed last is in the log."""
+    placement = LocalPlacement("tests.fixtures.aborting_stage")
+    with live(folder, local_config(2), placement=placement) as front:
+        front.submit([5, 9], 50)
+        deadline = time.monotonic() + LIMIT_S
+        while front.lost is None:
+            front.pump(max(0.1, deadline - time.monotonic()))
+    texts = [record.getMessage() for record in caplog.records]
+    (tail,) = (text for text in texts if text.startswith("the last lines of stage 1"))
+    lines = tail.splitlines()[1:]
+    assert len(lines) == 50
+    assert lines[-1] == "line 59"

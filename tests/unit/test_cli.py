@@ -96,7 +96,7 @@ def test_help_is_no_error(command: str, capfd: pytest.CaptureFixture[str]) -> No
         ("serve --stages 0", "stages = 0: must be at least 1"),
         ("serve --port 70000", "port = 70000: must be in 0..65535"),
         ("serve --config no/such.yaml", "no/such.yaml can't be read"),
-        ("info --log-level loud", "log_level = loud: choose one of debug"),
+        ("info --log-level loud", "invalid choice 'loud' for argument '--log-level'"),
         ("model convert a", "TARGET"),
         ("model", "Expected one of {fetch, convert, show}"),
     ],

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher
+from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher, LogConfig
 from orca_dist.engine import settle as module
 from orca_dist.engine.pipeline import PipelineConfig
 from orca_dist.engine.settle import (
@@ -47,7 +47,7 @@ def make_config(**changes: object) -> EngineConfig:
 
 
 def settled(**changes: object) -> PipelineConfig:
-    return settle(Path("/models/m"), make_spec(), make_config(**changes))
+    return settle(Path("/models/m"), make_spec(), make_config(**changes), LogConfig())
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_one_plan_a_stage_is_in_flight_by_default() -> None:
 def test_the_model_is_an_absolute_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Stages on other nodes, or in other folders, must find it."""
     monkeypatch.chdir(tmp_path)
-    assert settle(Path("m"), make_spec(), make_config()).model == str(tmp_path / "m")
+    assert settle(Path("m"), make_spec(), make_config(), LogConfig()).model == str(tmp_path / "m")
 
 
 def test_max_model_len() -> None:
