@@ -64,7 +64,7 @@ class LocalPlacement:
     def _watch(self, process: subprocess.Popen[bytes], stage: int, on_death: OnDeath) -> None:
         last_lines = _pass_on(process)
         code = process.wait()
-        if not self._closing and last_lines:
+        if code and last_lines and not self._closing:
             log.error("the last lines of stage %d:\n%s", stage, "".join(last_lines).rstrip())
         on_death(stage, f"its process ended with {_ending(code)}")
 
