@@ -123,7 +123,11 @@ def _pong(worker: StageWorker, ping: Ping) -> Pong:
 
 def main(make_worker: Callable[..., StageWorker] = StageWorker) -> None:
     """The local stage process. Leaves by os._exit: a compute thread may be stuck in a wait."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the master's to handle
+    for signum in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # sent to the whole group: the master's to handle
+        signal.signal(signum, signal.SIG_IGN)
     bootstrap = StageBootstrap(**json.loads(sys.stdin.readline()))
     closed = serve_stage(bootstrap, make_worker(host=bootstrap.host))
     with contextlib.suppress(OSError):  # whoever read it may be gone
