@@ -61,6 +61,8 @@ class EngineConfig:
     """Pipeline stages: each holds a contiguous block of layers on its own device."""
     split: tuple[int, ...] = ()
     """Layers of each stage, e.g. 8 7 7 8; by default they differ by at most one."""
+    tensor_parallel: int = 1
+    """Shards of each stage. Only 1 so far."""
     launcher: Launcher = Launcher.RAY
     """Start stages as Ray actors, or as processes of this machine."""
     ray_address: str = ""
@@ -116,6 +118,11 @@ class EngineConfig:
         for name in ("start_timeout_s", "heartbeat_s", "step_limit_s", "link_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} = {getattr(self, name)}: must be more than 0")
+        if self.tensor_parallel != 1:
+            raise ConfigError(
+                f"tensor_parallel = {self.tensor_parallel}: stages can't be sharded yet; leave it "
+                "at 1 and take more stages"
+            )
         if self.cpus_per_stage is not None and not self.cpus_per_stage > 0:
             raise ConfigError(f"cpus_per_stage = {self.cpus_per_stage}: must be more than 0")
         if not 0 < self.memory_share <= 1:

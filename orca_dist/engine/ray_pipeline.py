@@ -125,6 +125,7 @@ class RayPlacement:
         return bundle
 
     def _place(self) -> Any:
+        self._check_own_gpus()
         bundles = [self._bundle() for _ in range(self._config.num_stages)]
         group = placement_group(bundles, strategy="PACK")
         if not group.wait(self._config.place_timeout_s):
@@ -135,6 +136,17 @@ class RayPlacement:
                 "cpus_per_stage"
             )
         return group
+
+    def _check_own_gpus(self) -> None:
+        """On a private Ray no more will come: refused at once, without the wait."""
+        config = self._config
+        wanted = config.num_gpus * config.num_stages
+        found = int(ray.cluster_resources().get("GPU", 0))
+        if not config.address and found < wanted:
+            raise StartupError(
+                f"stages = {config.num_stages} need {wanted} GPUs, this machine has {found}: take "
+                "fewer stages, join a cluster (ray_address), or choose device = cpu"
+            )
 
     def _actor(self, stage: int) -> Any:
         # Imported by name: the engine itself stays free of torch, which a stage needs.

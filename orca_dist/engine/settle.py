@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from orca_dist.engine.pipeline import PipelineConfig
 from orca_dist.errors import ConfigError
 from orca_dist.spec import ModelSpec
 
+log = logging.getLogger(__name__)
+
 ITEMSIZE = {Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2}
 FAST_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 
@@ -21,6 +24,8 @@ def settle(model: Path, spec: ModelSpec, config: EngineConfig, log: LogConfig) -
     """The pipeline to build; raises ConfigError naming what can't be had."""
     config.check()
     device = settle_device(config.device)
+    if device is DeviceKind.CPU:
+        _warn_of_shared_cores(config)
     dtype = settle_dtype(config.dtype, spec, device)
     return PipelineConfig(
         model=str(model.resolve()),
@@ -72,6 +77,12 @@ def cpus_per_stage(config: EngineConfig) -> float:
     if config.ray_address:
         return 1.0
     return len(os.sched_getaffinity(0)) / config.stages
+
+
+def _warn_of_shared_cores(config: EngineConfig) -> None:
+    cores = len(os.sched_getaffinity(0))
+    if config.stages > cores and not config.ray_address:
+        log.warning("%d stages share %d cores: they wait for each other", config.stages, cores)
 
 
 def _cpu_has_fast_bf16() -> bool:

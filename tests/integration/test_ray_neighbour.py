@@ -13,7 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import ray
 
+from orca_dist.bootstrap import StageBootstrap
+from orca_dist.engine.ray_pipeline import RayConfig, RayPlacement
+from orca_dist.errors import StartupError
 from tests.fixtures.checkpoints import loud_llama
 from tests.fixtures.live import live, local_config
 
@@ -35,6 +39,20 @@ def test_not_joined_and_not_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             assert not set(pids) & theirs
         assert all(process.is_running() for process in processes)
         assert dict(os.environ) == environment
+
+
+def test_more_gpu_stages_than_gpus() -> None:
+    """Refused at once with the numbers; nothing is left, so that another start works."""
+    placement = RayPlacement(
+        RayConfig(address="", num_cpus=1, num_gpus=8, num_stages=8, place_timeout_s=60)
+    )
+    bootstraps = [StageBootstrap(stage=i, control_address="", secret="") for i in range(8)]
+    try:
+        with pytest.raises(StartupError, match=r"stages = 8 need 64 GPUs, this machine has \d+"):
+            placement.launch(bootstraps, on_death=lambda stage, why: None)
+    finally:
+        placement.close()
+    assert not ray.is_initialized()
 
 
 @contextmanager

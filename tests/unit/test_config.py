@@ -173,3 +173,8 @@ def test_a_file_that_is_not_there_is_named() -> None:
 def test_what_is_wrong_in_a_variable_is_named(variable: str, value: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_settings({variable: value}, None)
+
+
+def test_tensor_parallel_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="tensor_parallel = 2: stages can't be sharded yet"):
+        EngineConfig(tensor_parallel=2).check()

@@ -221,3 +221,15 @@ def test_a_share_without_room_for_a_block_is_refused(memory: None) -> None:
 def test_the_launcher_is_no_part_of_the_rest() -> None:
     ray, local = (settled(launcher=launcher, kv_tokens=64) for launcher in Launcher)
     assert ray == local
+
+
+def test_more_cpu_stages_than_cores_are_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    settled(device="cpu", stages=2)
+    assert caplog.text == ""
+    settled(device="cpu", stages=3)
+    assert [r.getMessage() for r in caplog.records] == [
+        "3 stages share 2 cores: they wait for each other"
+    ]
