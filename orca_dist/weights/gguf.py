@@ -1,55 +1,43 @@
 """Converts a llama-architecture GGUF file to a Hugging Face folder with bf16 weights.
 
-Quantised tensors are dequantised a few rows at a time, so memory stays small. GGUF
-keeps the rows of q and k in another order (rotary pairs side by side); that is undone.
-What can't be converted faithfully is refused by name. Imports no torch.
+Makes config.json of the metadata and says which tensors the model needs; `gguf_text`
+rebuilds the tokenizer and `gguf_weights` writes the tensors. What can't be converted
+faithfully is refused by name. Imports no torch.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from math import prod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, dequantize, quantize
 
 from orca_dist.errors import ModelError
 from orca_dist.spec import ModelSpec, parse_spec
 from orca_dist.weights.atomic import new_folder
 from orca_dist.weights.gguf_file import GgufFile
 from orca_dist.weights.gguf_text import eos_token_ids, write_tokenizer
-from orca_dist.weights.headers import SINGLE_FILE
+from orca_dist.weights.gguf_weights import MAX_SHARD_BYTES, SUPPORTED_TYPES, write_weights
 from orca_dist.weights.names import gguf_tensors, model_tensors, tensor_shapes
-from orca_dist.weights.progress import byte_progress
-
-SUPPORTED_TYPES = tuple(
-    GGMLQuantizationType[name]
-    for name in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
-)
-_CHUNK_ELEMENTS = 4 << 20
-_BF16_BYTES = 2
-_HEADER_ALIGNMENT = 8
-
-Permuted = Callable[[np.ndarray], np.ndarray]
 
 
-def convert_gguf(src: Path, dst: Path) -> Path:
+def convert_gguf(src: Path, dst: Path, *, max_shard_bytes: int = MAX_SHARD_BYTES) -> Path:
     """Writes `src` as the Hugging Face folder `dst`, whole or not at all; returns `dst`.
 
-    Raises ModelError for a file that is damaged or of another architecture, a tensor type
-    that isn't supported, a target that is taken, or a full disk. Shows a bar on stderr.
+    More weights than `max_shard_bytes` go into several files with an index. Shows a bar
+    on stderr. Raises ModelError for a file that is damaged or of another architecture, a
+    tensor type that isn't supported, a target that is taken, or a full disk.
     """
     source = GgufFile(src)
     with new_folder(dst) as folder:
-        write_model(source, folder)
+        write_model(source, folder, max_shard_bytes=max_shard_bytes)
     return dst
 
 
-def write_model(source: GgufFile, folder: Path) -> None:
+def write_model(source: GgufFile, folder: Path, *, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
     """Config, tokenizer and weights of `source`, into an existing folder."""
     config = _config(source)
     spec = parse_spec(config)
@@ -57,7 +45,7 @@ def write_model(source: GgufFile, folder: Path) -> None:
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", _token_config(source))
     write_tokenizer(source, folder, max_model_len=spec.max_model_len)
-    _write_weights(source, spec, tensors, folder / SINGLE_FILE)
+    write_weights(source, spec, tensors, folder, max_shard_bytes=max_shard_bytes)
 
 
 def _config(source: GgufFile) -> dict[str, Any]:
@@ -170,56 +158,6 @@ def _check_tensor(source: GgufFile, hf: str, name: str | None, shape: tuple[int,
             f"{source.path}: the tensor {name} has shape {list(source.shape(name))}, "
             f"its metadata makes it {list(shape)}"
         )
-
-
-def _write_weights(
-    source: GgufFile, spec: ModelSpec, tensors: Mapping[str, str], path: Path
-) -> None:
-    """One safetensors file, tensor after tensor."""
-    shapes = {hf: source.shape(name) for hf, name in tensors.items()}
-    total_bytes = _BF16_BYTES * sum(prod(shape) for shape in shapes.values())
-    with path.open("wb") as file, byte_progress("converting", total_bytes) as advance:
-        file.write(_safetensors_header(shapes))
-        for hf, name in tensors.items():
-            for chunk in _bf16_chunks(source, name, _permutation(hf, spec)):
-                advance(file.write(chunk))
-
-
-def _safetensors_header(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
-    document: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    begin = 0
-    for name, shape in shapes.items():
-        end = begin + _BF16_BYTES * prod(shape)
-        document[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
-        begin = end
-    header = json.dumps(document).encode()
-    header += b" " * (-len(header) % _HEADER_ALIGNMENT)
-    return len(header).to_bytes(8, "little") + header
-
-
-def _bf16_chunks(source: GgufFile, name: str, permuted: Permuted) -> Iterator[bytes]:
-    """The tensor's bf16 bytes, some rows at a time."""
-    tensor = source.tensors[name]
-    rows = permuted(tensor.data)
-    step = max(1, _CHUNK_ELEMENTS * len(rows) // int(tensor.n_elements))
-    for start in range(0, len(rows), step):
-        wide = dequantize(rows[start : start + step], tensor.tensor_type)
-        yield quantize(np.ascontiguousarray(wide), GGMLQuantizationType.BF16).tobytes()
-
-
-def _permutation(hf: str, spec: ModelSpec) -> Permuted:
-    """Undoes GGUF's order of rows; quantised rows move whole, so before dequantising."""
-    if ".q_proj." in hf:
-        return lambda rows: _halves_apart(rows, spec.num_heads)
-    if ".k_proj." in hf:
-        return lambda rows: _halves_apart(rows, spec.num_kv_heads)
-    return lambda rows: rows
-
-
-def _halves_apart(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Per head: rows a0 b0 a1 b1 ... to a0 a1 ... b0 b1 ..."""
-    paired = rows.reshape(num_heads, -1, 2, *rows.shape[1:])
-    return paired.swapaxes(1, 2).reshape(rows.shape)
 
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:

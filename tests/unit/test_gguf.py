@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,10 +21,12 @@ from orca_dist.errors import ModelError
 from orca_dist.spec import load_spec
 from orca_dist.text import ChatTemplate, Tokenizer
 from orca_dist.weights import check_folder
-from orca_dist.weights.gguf import convert_gguf
+from orca_dist.weights.gguf import convert_gguf, write_model
+from orca_dist.weights.gguf_file import GgufFile
 from tests.fixtures.byte_level import byte_level_tokenizer
 from tests.fixtures.checkpoints import loud_llama
 from tests.fixtures.ggufs import llama_gguf, requantised
+from tests.fixtures.k_quants import block_values, random_blocks
 
 PROMPT = torch.tensor([[5, 9, 17, 300, 41, 260, 7, 7]])
 Q_BIAS = "blk.1.attn_q.bias"
@@ -46,6 +49,12 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One layer, tied, no biases."""
     return loud_llama(tmp_path_factory.mktemp("plain"), num_layers=1, tie=True)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight layers whose rows fill the blocks of 256 that K-quants need."""
+    return loud_llama(tmp_path_factory.mktemp("wide"), hidden_size=256, num_layers=8)
 
 
 def logits(folder: Path) -> torch.Tensor:
@@ -82,15 +91,85 @@ def test_quantised_tensors_become_their_bf16_values(
         assert torch.equal(ours[name], torch.from_numpy(stored.copy()).to(torch.bfloat16)), name
 
 
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
+def test_k_quants_become_their_bf16_values(wide: Path, tmp_path: Path, kind: str) -> None:
+    """As in real files: one kind for most matrices, another where rows don't fill its blocks."""
+    shapes = {"attn_q": (256, 256), "attn_v": (128, 256), "ffn_up": (96, 256)}
+    stored = {
+        f"blk.0.{name}.weight": random_blocks(shape, kind, seed)
+        for seed, (name, shape) in enumerate(shapes.items())
+    }
+    source = llama_gguf(tmp_path / "m.gguf", wide, kind="Q8_0", extra=stored)
+    folder = convert_gguf(source, tmp_path / "out")
+    check_folder(folder, load_spec(folder))
+    ours = load_file(folder / "model.safetensors")
+    q, v, up = (torch.from_numpy(block_values(each)) for each in stored.values())
+    paired_q = q.reshape(4, 32, 2, 256).transpose(1, 2).reshape(256, 256)
+    layer = "model.layers.0"
+    assert_rounded(ours[f"{layer}.self_attn.q_proj.weight"], paired_q)
+    assert_rounded(ours[f"{layer}.self_attn.v_proj.weight"], v)
+    assert_rounded(ours[f"{layer}.mlp.up_proj.weight"], up)
+
+
+def assert_rounded(ours: torch.Tensor, exact: torch.Tensor) -> None:
+    """`exact` to within bf16's half step (8 bits), and fp32's noise where terms cancel."""
+    assert ours.dtype == torch.bfloat16
+    assert exact.abs().max() > 0.5
+    torch.testing.assert_close(ours.double(), exact, rtol=2**-8, atol=1e-6)
+
+
 def test_large_tensors_go_in_parts(
     original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = llama_gguf(tmp_path / "m.gguf", original, kind="Q8_0")
     convert_gguf(source, tmp_path / "whole")
-    monkeypatch.setattr("orca_dist.weights.gguf._CHUNK_ELEMENTS", 200)
+    monkeypatch.setattr("orca_dist.weights.gguf_weights._CHUNK_ELEMENTS", 200)
     convert_gguf(source, tmp_path / "parts")
     whole, parts = (tmp_path / name / "model.safetensors" for name in ("whole", "parts"))
     assert whole.read_bytes() == parts.read_bytes()
+
+
+def test_a_large_model_goes_into_shards(original: Path, tmp_path: Path) -> None:
+    source = llama_gguf(tmp_path / "m.gguf", original)
+    one = load_file(convert_gguf(source, tmp_path / "one") / "model.safetensors")
+    limit = 25_000  # less than the embedding's 40,960
+    folder = convert_gguf(source, tmp_path / "many", max_shard_bytes=limit)
+    shards = {path.name: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
+    total = len(shards)
+    numbers = range(1, total + 1)
+    assert list(shards) == [f"model-{i:05d}-of-{total:05d}.safetensors" for i in numbers]
+    sizes = [sum(tensor.nbytes for tensor in shard.values()) for shard in shards.values()]
+    counts = [len(shard) for shard in shards.values()]
+    assert all(size <= limit or n == 1 for size, n in zip(sizes, counts, strict=True))
+    assert total <= 2 * sum(sizes) / limit + 1
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(sizes)
+    assert index["weight_map"] == {name: file for file in shards for name in shards[file]}
+    merged = {name: tensor for shard in shards.values() for name, tensor in shard.items()}
+    assert merged.keys() == one.keys()
+    assert all(torch.equal(merged[name], one[name]) for name in one)
+    check_folder(folder, load_spec(folder))
+    assert torch.equal(logits(folder), logits(original))
+
+
+def test_memory_holds_about_one_tensor(
+    tmp_path: Path, wide: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the metadata, which the reader keeps in Python objects from the start."""
+    monkeypatch.setattr("orca_dist.weights.gguf_weights._CHUNK_ELEMENTS", 4096)
+    source = GgufFile(llama_gguf(tmp_path / "m.gguf", wide, kind="Q8_0"))
+    write_model(source, tmp_path)  # what is imported and cached once
+    (tmp_path / "out").mkdir()
+    tracemalloc.start()
+    try:
+        write_model(source, tmp_path / "out", max_shard_bytes=200_000)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    tensors = [load_file(path) for path in (tmp_path / "out").glob("*.safetensors")]
+    sizes = [tensor.nbytes for shard in tensors for tensor in shard.values()]
+    assert sum(sizes) > 20 * max(sizes)
+    assert peak_bytes < 3 * max(sizes)
 
 
 def test_the_config_is_the_originals(original: Path, plain: Path, tmp_path: Path) -> None:
@@ -229,7 +308,7 @@ def test_an_interrupted_conversion_leaves_nothing(
     def interrupt(*_: object) -> bytes:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("orca_dist.weights.gguf.dequantize", interrupt)
+    monkeypatch.setattr("orca_dist.weights.gguf_weights.dequantize", interrupt)
     source = llama_gguf(tmp_path / "m.gguf", plain)
     with pytest.raises(KeyboardInterrupt):
         convert_gguf(source, tmp_path / "out")
