@@ -1,28 +1,31 @@
 """A GGUF file's tokenizer as Hugging Face files: tokenizer.json and tokenizer_config.json.
 
-Only byte-level BPE with a known splitting rule is rebuilt; a rule that isn't in the
-table is refused by name, because a near one would silently give other tokens.
+Two kinds are rebuilt: byte-level BPE with a known splitting rule, here, and the
+sentencepiece kind, in `gguf_sentencepiece`. A kind or rule that isn't in the tables is
+refused by name, because a near one would silently give other tokens.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from orca_dist.errors import ModelError
 from orca_dist.weights.gguf_file import GgufFile
-
-
-class TokenType(IntEnum):
-    """GGUF's kinds of tokens that a tokenizer must match before it splits text."""
-
-    CONTROL = 3
-    USER_DEFINED = 4
+from orca_dist.weights.gguf_sentencepiece import TokenType, sentencepiece_tokenizer
 
 
 def write_tokenizer(source: GgufFile, folder: Path, *, max_model_len: int) -> None:
@@ -35,16 +38,14 @@ def write_tokenizer(source: GgufFile, folder: Path, *, max_model_len: int) -> No
 
 def build_tokenizer(source: GgufFile) -> Tokenizer:
     """The tokenizer that the file describes; raises ModelError if its kind isn't supported."""
-    _one_of(source, "tokenizer.ggml.model", ("gpt2",))
-    rule = _one_of(source, "tokenizer.ggml.pre", tuple(_SPLITTERS))
+    kind = _one_of(source, "tokenizer.ggml.model", tuple(_KINDS))
     tokens: list[str] = source.need("tokenizer.ggml.tokens")
-    merges = [tuple(merge.split(" ", 1)) for merge in source.need("tokenizer.ggml.merges")]
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    tokenizer.pre_tokenizer = _SPLITTERS[rule]()
-    tokenizer.decoder = decoders.ByteLevel()
+    types: list[int] = source.need("tokenizer.ggml.token_type")
+    if len(types) != len(tokens):
+        raise ModelError(f"{source.path}: {len(tokens)} tokens have {len(types)} types")
+    tokenizer = _KINDS[kind](source)
     tokenizer.post_processor = _post_processor(source, tokens)
-    _add_tokens(tokenizer, tokens, source.need("tokenizer.ggml.token_type"))
+    _add_tokens(tokenizer, tokens, types)
     return tokenizer
 
 
@@ -53,6 +54,20 @@ def eos_token_ids(source: GgufFile) -> tuple[int, ...]:
     keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
     ids = [source.get(key) for key in keys]
     return tuple(dict.fromkeys(token for token in ids if token is not None))
+
+
+def _byte_level(source: GgufFile) -> Tokenizer:
+    rule = _one_of(source, "tokenizer.ggml.pre", tuple(_RULES))
+    tokens: list[str] = source.need("tokenizer.ggml.tokens")
+    merges = [tuple(merge.split(" ", 1)) for merge in source.need("tokenizer.ggml.merges")]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    whole_words = rule in _WHOLE_WORD_RULES
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole_words))
+    tokenizer.pre_tokenizer = _RULES[rule]()
+    if rule in _NORMALIZED_RULES:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def _gpt2_splitter() -> pre_tokenizers.PreTokenizer:
@@ -64,10 +79,42 @@ def _smollm_splitter() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([digits, _gpt2_splitter()])
 
 
-_SPLITTERS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
+def _llama3_splitter() -> pre_tokenizers.PreTokenizer:
+    return _pattern_splitter(r"\p{N}{1,3}")
+
+
+def _qwen2_splitter() -> pre_tokenizers.PreTokenizer:
+    return _pattern_splitter(r"\p{N}")
+
+
+def _pattern_splitter(number: str) -> pre_tokenizers.PreTokenizer:
+    """Contractions, words with what is before them, numbers, punctuation, line ends, spaces."""
+    parts = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        number,
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+    split = pre_tokenizers.Split(Regex("|".join(parts)), behavior="isolated")
+    spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([split, spell])
+
+
+_KINDS: Mapping[str, Callable[[GgufFile], Tokenizer]] = {
+    "gpt2": _byte_level,
+    "llama": sentencepiece_tokenizer,
+}
+_RULES: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "smollm": _smollm_splitter,
     "gpt-2": _gpt2_splitter,
+    "llama-bpe": _llama3_splitter,
+    "qwen2": _qwen2_splitter,
 }
+_WHOLE_WORD_RULES = ("llama-bpe",)  # a word that is a token is taken whole, merges or not
+_NORMALIZED_RULES = ("qwen2",)
 
 
 def _one_of(source: GgufFile, key: str, supported: tuple[str, ...]) -> str:
@@ -80,9 +127,9 @@ def _one_of(source: GgufFile, key: str, supported: tuple[str, ...]) -> str:
 
 
 def _post_processor(source: GgufFile, tokens: list[str]) -> processors.PostProcessor:
-    """What `add_special_tokens` adds: by default nothing."""
-    before = _wrapping(source, tokens, "bos")
-    after = _wrapping(source, tokens, "eos")
+    """What `add_special_tokens` adds: nothing, unless the file or the habit of its kind says so."""
+    before = _wrapping(source, tokens, "bos", default=_has_bos_habit(source))
+    after = _wrapping(source, tokens, "eos", default=False)
     if not before and not after:
         return processors.ByteLevel(trim_offsets=False)
     return processors.TemplateProcessing(
@@ -91,18 +138,33 @@ def _post_processor(source: GgufFile, tokens: list[str]) -> processors.PostProce
     )
 
 
-def _wrapping(source: GgufFile, tokens: list[str], name: str) -> list[str]:
-    if not source.get(f"tokenizer.ggml.add_{name}_token", False):
+def _wrapping(source: GgufFile, tokens: list[str], name: str, *, default: bool) -> list[str]:
+    if not source.get(f"tokenizer.ggml.add_{name}_token", default):
         return []
     return [tokens[source.need(f"tokenizer.ggml.{name}_token_id")]]
 
 
+def _has_bos_habit(source: GgufFile) -> bool:
+    if source.need("tokenizer.ggml.model") == "llama":
+        return True
+    return bool(source.need("tokenizer.ggml.pre") == "llama-bpe")
+
+
 def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
-    for token, kind in zip(tokens, types, strict=True):
-        if kind == TokenType.CONTROL:
-            tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
-        elif kind == TokenType.USER_DEFINED:
-            tokenizer.add_tokens([AddedToken(token, special=False, normalized=False)])
+    """What is matched before text is split."""
+    typed = list(zip(tokens, types, strict=True))
+    special = [
+        AddedToken(token, special=True, normalized=False)
+        for token, kind in typed
+        if kind in (TokenType.UNKNOWN, TokenType.CONTROL)
+    ]
+    plain = [
+        AddedToken(token, special=False, normalized=False)
+        for token, kind in typed
+        if kind == TokenType.USER_DEFINED
+    ]
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens(plain)
 
 
 def _tokenizer_config(source: GgufFile, max_model_len: int) -> dict[str, Any]:

@@ -234,7 +234,9 @@ BAD_METADATA = [
     ({"llama.block_count": None}, r"llama\.block_count is missing"),
     ({"llama.attention.head_count": [4, 2]}, r"head_count = \[4, 2\]"),
     ({"llama.feed_forward_length": 48}, r"ffn_gate\.weight has shape \[96, 64\].*\[48, 64\]"),
-    ({"tokenizer.ggml.model": "llama"}, r"tokenizer\.ggml\.model = 'llama'.*supported: gpt2"),
+    ({"tokenizer.ggml.model": "t5"}, r"tokenizer\.ggml\.model = 't5'.*supported: gpt2, llama"),
+    ({"tokenizer.ggml.model": "llama"}, r"no token for byte 0x00"),
+    ({"tokenizer.ggml.token_type": [1, 1]}, r"265 tokens have 2 types"),
     ({"tokenizer.ggml.pre": "mystery"}, r"tokenizer\.ggml\.pre = 'mystery'.*supported: smollm"),
     ({"tokenizer.ggml.merges": None}, r"tokenizer\.ggml\.merges is missing"),
 ]
