@@ -17,6 +17,7 @@ from orca_dist.errors import ModelError
 SUPPORTED_MODEL_TYPES = ("llama",)
 SUPPORTED_ROPE_TYPES = ("default",)
 SUPPORTED_ACTIVATIONS = ("silu", "swish")
+ADAPTER_FILE = "adapter_config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +48,32 @@ class ModelSpec:
 
 def load_spec(folder: Path) -> ModelSpec:
     """Reads `folder`/config.json; raises ModelError naming the file and what is wrong."""
+    refuse_adapter(folder)
     path = folder / "config.json"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelError(f"{path} does not exist: give a Hugging Face model folder") from None
+        raise ModelError(f"{path} does not exist: {_instead(folder)}") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} can't be read: {error}") from None
+    if not isinstance(document, dict):
+        raise ModelError(f"{path} is not a JSON object: download it again")
     return parse_spec(document)
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Raises ModelError for a LoRA adapter: it is nothing without its base model."""
+    if (folder / ADAPTER_FILE).exists():
+        raise ModelError(
+            f"{folder} holds a LoRA adapter ({ADAPTER_FILE}): merge it into its base model first "
+            "(peft: merge_and_unload, then save_pretrained) and give that folder"
+        )
+
+
+def _instead(folder: Path) -> str:
+    if any(folder.glob("*.gguf")):
+        return "the folder has a GGUF file; convert it with `orca-dist model convert`"
+    return "give a Hugging Face model folder"
 
 
 def parse_spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -104,11 +123,30 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:
+    _refuse_other_inputs(config)
     _one_of("model_type", config.get("model_type"), SUPPORTED_MODEL_TYPES)
     _one_of("rope_type", _rope(config)["rope_type"], SUPPORTED_ROPE_TYPES)
     _one_of("hidden_act", config.get("hidden_act", "silu"), SUPPORTED_ACTIVATIONS)
-    if config.get("quantization_config"):
-        raise ModelError("config.json: quantization_config: quantised checkpoints can't be loaded")
+    _refuse_quantised(config)
+
+
+def _refuse_other_inputs(config: Mapping[str, Any]) -> None:
+    for key in ("vision_config", "audio_config"):
+        if config.get(key):
+            raise ModelError(
+                f"config.json: {key}: models that take more than text can't be served; "
+                "give the folder of a text model"
+            )
+
+
+def _refuse_quantised(config: Mapping[str, Any]) -> None:
+    for key in ("quantization_config", "compression_config"):
+        if details := config.get(key):
+            method = details.get("quant_method") if isinstance(details, Mapping) else details
+            raise ModelError(
+                f"config.json: {key} (method {method}): quantised checkpoints can't be loaded; "
+                "give the model's unquantised one, of fp32, fp16 or bf16"
+            )
 
 
 def _one_of(key: str, value: object, supported: tuple[str, ...]) -> None:

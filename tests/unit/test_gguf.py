@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import tracemalloc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,7 @@ from orca_dist.weights.gguf import convert_gguf, write_model
 from orca_dist.weights.gguf_file import GgufFile
 from tests.fixtures.byte_level import byte_level_tokenizer
 from tests.fixtures.checkpoints import loud_llama
+from tests.fixtures.disk import largest_file
 from tests.fixtures.ggufs import llama_gguf, requantised
 from tests.fixtures.k_quants import block_values, random_blocks
 
@@ -304,6 +302,14 @@ def test_a_disk_that_refuses_leaves_nothing_and_a_second_try_works(
     assert (convert_gguf(source, tmp_path / "out") / "model.safetensors").exists()
 
 
+def test_a_disk_that_fills_in_a_later_shard_leaves_nothing(wide: Path, tmp_path: Path) -> None:
+    """The first has 295,424 bytes of tensors, the second 311,808."""
+    source = llama_gguf(tmp_path / "m.gguf", wide)
+    with pytest.raises(ModelError, match="can't be written"), largest_file(300_000):
+        convert_gguf(source, tmp_path / "out", max_shard_bytes=330_000)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
+
+
 def test_an_interrupted_conversion_leaves_nothing(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,14 +341,3 @@ def assert_refused(source: Path, workplace: Path, problem: str) -> None:
         convert_gguf(source, workplace / "out")
     assert not re.search(r"\n", str(caught.value))
     assert sorted(workplace.iterdir()) == before
-
-
-@contextmanager
-def largest_file(num_bytes: int) -> Iterator[None]:
-    """Writes past `num_bytes` fail meanwhile, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

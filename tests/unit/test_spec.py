@@ -81,7 +81,10 @@ def test_one_or_many_eos(value: Any, want: tuple[int, ...]) -> None:
         ({"model_type": "qwen7"}, r"model_type = 'qwen7' is not supported; supported: llama"),
         ({"model_type": None}, r"model_type = None"),
         ({"hidden_act": "gelu"}, r"hidden_act = 'gelu'"),
-        ({"quantization_config": {"bits": 4}}, r"quantization_config"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config .*gptq.*unquant"),
+        ({"compression_config": {"format": "int8"}}, r"compression_config"),
+        ({"quantization_config": "int8"}, r"quantization_config .*int8"),
+        ({"model_type": "llava", "vision_config": {"depth": 2}}, r"vision_config.*text model"),
         ({"hidden_size": None}, r"hidden_size = None: needs a positive whole number"),
         ({"num_hidden_layers": 0}, r"num_hidden_layers = 0"),
         ({"vocab_size": "many"}, r"vocab_size = 'many'"),
@@ -109,6 +112,9 @@ def test_files_that_can_not_be_read_are_named(tmp_path: Path) -> None:
         load_spec(tmp_path)
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelError, match=r"config\.json can't be read"):
+        load_spec(tmp_path)
+    (tmp_path / "config.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(ModelError, match=r"config\.json is not a JSON object"):
         load_spec(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(BASE), encoding="utf-8")
     assert load_spec(tmp_path).num_layers == 5
