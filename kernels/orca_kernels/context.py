@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 import torch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AttentionContext:
     """R requests whose new tokens lie back to back in T = sum(lengths) rows.
 
@@ -20,3 +22,16 @@ class AttentionContext:
     lengths: list[int]
     blocks: list[torch.Tensor]
     slots_T: torch.Tensor
+
+    @cached_property
+    def flat_blocks(self) -> torch.Tensor:
+        """All block tables back to back."""
+        return torch.cat(self.blocks)
+
+    @cached_property
+    def table(self) -> torch.Tensor:
+        """(first row, start, length, first of flat_blocks) of each request, int64."""
+        first_rows = [0, *accumulate(self.lengths)][:-1]
+        first_blocks = [0, *accumulate(len(blocks) for blocks in self.blocks)][:-1]
+        columns = [first_rows, self.starts, self.lengths, first_blocks]
+        return torch.tensor(columns).T.contiguous()

@@ -1,7 +1,8 @@
-"""Which backend serves a device. Today the torch reference serves them all."""
+"""Which backend serves a device: the C++ kernel on CPUs that can compile it, else the reference."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,6 +10,10 @@ import torch
 
 from orca_kernels import reference
 from orca_kernels.context import AttentionContext
+from orca_kernels.cpu.attention import DTYPES, make_cpu_attention
+from orca_kernels.cpu.build import BuildError
+
+log = logging.getLogger(__name__)
 
 
 class WriteKV(Protocol):
@@ -46,10 +51,17 @@ class AttentionBackend:
     paged_attention: PagedAttention
 
 
-def attention_backend(device: torch.device) -> AttentionBackend:
-    """The backend for a device."""
-    return AttentionBackend(
-        name="reference",
-        write_kv=reference.write_kv,
-        paged_attention=reference.paged_attention,
-    )
+def attention_backend(
+    device: torch.device, dtype: torch.dtype, num_threads: int
+) -> AttentionBackend:
+    """The fastest backend for a device; one warning where it had to be the slow one."""
+    if device.type == "cpu" and dtype in DTYPES:
+        try:
+            return _backend("cpu", make_cpu_attention(num_threads))
+        except BuildError as error:
+            log.warning("attention runs in plain torch, which is slower: %s", error)
+    return _backend("reference", reference.paged_attention)
+
+
+def _backend(name: str, paged_attention: PagedAttention) -> AttentionBackend:
+    return AttentionBackend(name=name, write_kv=reference.write_kv, paged_attention=paged_attention)

@@ -73,7 +73,7 @@ class StageWorker:
             spec=self._spec,
             layers=self._layers,
             weights=weights,
-            backend=attention_backend(device),
+            backend=attention_backend(device, self._dtype, setup.num_threads),
             device=device,
             dtype=self._dtype,
         )

@@ -82,8 +82,10 @@ class AttentionLog:
 
 @pytest.fixture
 def attention(monkeypatch: pytest.MonkeyPatch) -> AttentionLog:
-    log = AttentionLog(attention_backend(torch.device("cpu")))
-    monkeypatch.setattr("orca_dist.stage.worker.attention_backend", lambda device: log.backend())
+    log = AttentionLog(attention_backend(torch.device("cpu"), torch.float32, 1))
+    monkeypatch.setattr(
+        "orca_dist.stage.worker.attention_backend", lambda device, dtype, num_threads: log.backend()
+    )
     return log
 
 

@@ -1,0 +1,348 @@
+// Attention of a whole mixed batch over paged keys and values, for CPUs.
+//
+// Each (request, KV head) is worked through in tiles of query rows; a tile holds
+// the query heads of that KV head for a few positions, so that a block of keys is
+// read once for all of them. Softmax is computed online, block by block:
+//   m' = max(m, max_j s_j);  l' = l e^(m-m') + sum_j e^(s_j-m');  o' likewise.
+// The order of every sum depends on the position and the block size only, never
+// on the batch, the tile, or the thread: a row has the same bits wherever it runs.
+//
+// Shapes: T rows, N query heads, M KV heads, D head size, B blocks of S slots.
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+constexpr int kLanes = 16;       // floats worked on at once
+constexpr int kTile = 8;         // rows that share a block of keys
+constexpr float kMinusInf = -3.0e38f;
+
+typedef float Vec __attribute__((vector_size(kLanes * sizeof(float))));
+typedef int32_t IntVec __attribute__((vector_size(kLanes * sizeof(int32_t))));
+
+constexpr IntVec kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+struct Float32 {
+  typedef float type;
+  static float load(float x) { return x; }
+  static float store(float x) { return x; }
+};
+
+struct BFloat16 {
+  typedef uint16_t type;
+  static float load(uint16_t x) {
+    uint32_t bits = static_cast<uint32_t>(x) << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+  }
+  static uint16_t store(float x) {  // rounds to nearest, ties to even
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+  }
+};
+
+inline Vec splat(float x) { return Vec{} + x; }
+
+// e^x for x <= 0 (NaN stays NaN): 2^n times a polynomial of e^r on |r| <= ln(2) / 2 (Cephes' coefficients).
+inline Vec exp_negative(Vec x) {
+  x = x < -87.0f ? splat(-87.0f) : x;
+  Vec scaled = x * 1.44269504f;
+  IntVec n = __builtin_convertvector(scaled - 0.5f, IntVec);  // towards zero: nearest, for x <= 0
+  Vec whole = __builtin_convertvector(n, Vec);
+  Vec r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+  Vec p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  IntVec power = (n + 127) << 23;
+  Vec factor;
+  std::memcpy(&factor, &power, sizeof factor);
+  return p * factor;
+}
+
+struct Shape {
+  int64_t num_heads, num_kv_heads, head_dim, block_size;
+  float scale;
+};
+
+struct Request {
+  int64_t first_row, start, length, first_block;
+};
+
+// Scratch of one thread: a block's keys transposed, and the tile's state.
+struct Scratch {
+  int padded;  // block_size rounded up to whole vectors
+  std::vector<float> keys_DS, values_SD, queries, scores, out, row_max, row_sum;
+
+  explicit Scratch(const Shape& shape)
+      : padded((shape.block_size + kLanes - 1) / kLanes * kLanes),
+        keys_DS(shape.head_dim * padded),
+        values_SD(padded * shape.head_dim),
+        queries(kTile * shape.head_dim),
+        scores(kTile * padded),
+        out(kTile * shape.head_dim),
+        row_max(kTile),
+        row_sum(kTile) {}
+};
+
+inline Vec load(const float* from) {
+  Vec v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+inline void store(float* to, Vec v) { std::memcpy(to, &v, sizeof v); }
+
+inline Vec shuffle(Vec a, Vec b, IntVec from) {  // lane i of the result is lane from[i] of a, b
+#if defined(__GNUC__) && !defined(__clang__)
+  return __builtin_shuffle(a, b, from);
+#else
+  Vec v;
+  for (int lane = 0; lane < kLanes; ++lane)
+    v[lane] = from[lane] < kLanes ? a[from[lane]] : b[from[lane] - kLanes];
+  return v;
+#endif
+}
+
+inline __attribute__((always_inline)) void exchange(Vec* rows, int width, IntVec low, IntVec high) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    if (i & width) continue;
+    const Vec a = rows[i], b = rows[i + width];
+    rows[i] = shuffle(a, b, low);
+    rows[i + width] = shuffle(a, b, high);
+  }
+}
+
+// Sixteen rows of sixteen floats become columns, in four rounds of pairwise exchange.
+inline __attribute__((always_inline)) void transpose(Vec* rows) {
+  exchange(rows, 8, IntVec{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
+           IntVec{8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31});
+  exchange(rows, 4, IntVec{0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27},
+           IntVec{4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31});
+  exchange(rows, 2, IntVec{0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29},
+           IntVec{2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31});
+  exchange(rows, 1, IntVec{0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30},
+           IntVec{1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31});
+}
+
+inline Vec load_floats(const float* from) { return load(from); }
+inline Vec load_floats(const uint16_t* from) {
+  typedef uint16_t Shorts __attribute__((vector_size(kLanes * sizeof(uint16_t))));
+  Shorts shorts;
+  std::memcpy(&shorts, from, sizeof shorts);
+  const IntVec bits = __builtin_convertvector(shorts, IntVec) << 16;
+  Vec v;
+  std::memcpy(&v, &bits, sizeof v);
+  return v;
+}
+
+// The first `count` slots of a block: keys transposed to [D, S], values as they are.
+template <class T>
+void fetch_block(const Shape& shape, Scratch& s, const typename T::type* keys,
+                 const typename T::type* values, int count) {
+  const int64_t stride = shape.num_kv_heads * shape.head_dim, D = shape.head_dim;
+  float* const keys_DS = s.keys_DS.data();
+  float* const values_SD = s.values_SD.data();
+  int64_t d = 0;
+  for (; d + kLanes <= D; d += kLanes) {
+    for (int first = 0; first < count; first += kLanes) {
+      Vec rows[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i)
+        rows[i] = load_floats(keys + (first + i < count ? first + i : 0) * stride + d);
+      transpose(rows);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) store(keys_DS + (d + i) * s.padded + first, rows[i]);
+    }
+    for (int slot = 0; slot < count; ++slot)
+      store(values_SD + slot * D + d, load_floats(values + slot * stride + d));
+  }
+  for (; d < D; ++d)
+    for (int slot = 0; slot < count; ++slot) {
+      keys_DS[d * s.padded + slot] = T::load(keys[slot * stride + d]);
+      values_SD[slot * D + d] = T::load(values[slot * stride + d]);
+    }
+}
+
+// scores[row][slot] = scale * (q_row . k_slot), summed over d in order.
+void score_rows(const Shape& shape, Scratch& s, int rows) {
+  for (int lane = 0; lane < s.padded; lane += kLanes) {
+    Vec sums[kTile];
+#pragma GCC unroll 8
+    for (int row = 0; row < kTile; ++row) sums[row] = Vec{};
+    for (int d = 0; d < shape.head_dim; ++d) {
+      const Vec key = load(&s.keys_DS[d * s.padded + lane]);
+#pragma GCC unroll 8
+      for (int row = 0; row < kTile; ++row)
+        sums[row] += key * s.queries[row * shape.head_dim + d];
+    }
+#pragma GCC unroll 8
+    for (int row = 0; row < rows; ++row) store(&s.scores[row * s.padded + lane], sums[row]);
+  }
+}
+
+typedef float Half __attribute__((vector_size(8 * sizeof(float))));
+typedef float Quarter __attribute__((vector_size(4 * sizeof(float))));
+
+template <class Wide, class Narrow>
+inline void halves(const Wide& wide, Narrow& low, Narrow& high) {
+  std::memcpy(&low, &wide, sizeof low);
+  std::memcpy(&high, reinterpret_cast<const char*>(&wide) + sizeof low, sizeof high);
+}
+
+// The sum of the lanes, always in the same tree.
+inline float sum_lanes(Vec v) {
+  Half a, b;
+  halves(v, a, b);
+  a += b;
+  Quarter c, d;
+  halves(a, c, d);
+  c += d;
+  return (c[0] + c[2]) + (c[1] + c[3]);
+}
+inline float max_lanes(Vec v) {
+  Half a, b;
+  halves(v, a, b);
+  a = a > b ? a : b;
+  Quarter c, d;
+  halves(a, c, d);
+  c = c > d ? c : d;
+  const float x = c[0] > c[1] ? c[0] : c[1], y = c[2] > c[3] ? c[2] : c[3];
+  return x > y ? x : y;
+}
+
+// out = out * shrink + scores . values, slot after slot; `kChunks` vectors of D at a time.
+template <int kChunks>
+inline void add_values(const float* scores, const float* values, int64_t head_dim, int visible,
+                       float shrink, float* out) {
+  Vec acc[kChunks];
+  for (int c = 0; c < kChunks; ++c) acc[c] = load(out + c * kLanes) * shrink;
+  for (int slot = 0; slot < visible; ++slot)
+    for (int c = 0; c < kChunks; ++c)
+      acc[c] += load(values + slot * head_dim + c * kLanes) * scores[slot];
+  for (int c = 0; c < kChunks; ++c) store(out + c * kLanes, acc[c]);
+}
+
+// One row's online softmax over the `visible` first slots of the block.
+void attend_row(const Shape& shape, Scratch& s, int row, int visible) {
+  float* scores = &s.scores[row * s.padded];
+  Vec lanes_max = splat(s.row_max[row]);
+  for (int lane = 0; lane < s.padded; lane += kLanes) {
+    Vec v = load(scores + lane);
+    v = kLaneNumbers + lane < visible ? v : splat(kMinusInf);
+    store(scores + lane, v);
+    lanes_max = v > lanes_max ? v : lanes_max;
+  }
+  const float largest = max_lanes(lanes_max);
+  const float shrink = exp_negative(splat(s.row_max[row] - largest))[0];
+  float sum = s.row_sum[row] * shrink;
+  for (int lane = 0; lane < s.padded; lane += kLanes) {
+    Vec p = exp_negative(load(scores + lane) - largest);
+    p = kLaneNumbers + lane < visible ? p : Vec{};
+    store(scores + lane, p);
+    sum += sum_lanes(p);
+  }
+  s.row_max[row] = largest;
+  s.row_sum[row] = sum;
+  float* out = &s.out[row * shape.head_dim];
+  const int64_t D = shape.head_dim;
+  int64_t d = 0;
+  for (; d + 4 * kLanes <= D; d += 4 * kLanes)
+    add_values<4>(scores, &s.values_SD[d], D, visible, shrink, out + d);
+  for (; d + kLanes <= D; d += kLanes)
+    add_values<1>(scores, &s.values_SD[d], D, visible, shrink, out + d);
+  for (; d < D; ++d) {
+    float acc = out[d] * shrink;
+    for (int slot = 0; slot < visible; ++slot) acc += s.values_SD[slot * D + d] * scores[slot];
+    out[d] = acc;
+  }
+}
+
+// Rows [begin, end) of a request's (position, query head of `kv_head`) pairs.
+template <class T>
+void attend_tile(const Shape& shape, Scratch& s, const Request& request, const int64_t* blocks,
+                 int64_t kv_head, int64_t begin, int64_t end, const typename T::type* q,
+                 const typename T::type* k, const typename T::type* v, typename T::type* out) {
+  const int64_t D = shape.head_dim, S = shape.block_size;
+  const int64_t group = shape.num_heads / shape.num_kv_heads;
+  const int rows = static_cast<int>(end - begin);
+  int64_t position[kTile] = {}, offset[kTile] = {};
+  for (int row = 0; row < rows; ++row) {
+    const int64_t index = (begin + row) / group, head = kv_head * group + (begin + row) % group;
+    position[row] = request.start + index;
+    offset[row] = ((request.first_row + index) * shape.num_heads + head) * D;
+    for (int d = 0; d < D; ++d) s.queries[row * D + d] = T::load(q[offset[row] + d]) * shape.scale;
+    std::memset(&s.out[row * D], 0, D * sizeof(float));
+    s.row_max[row] = kMinusInf;
+    s.row_sum[row] = 0.0f;
+  }
+  const int64_t last = position[rows - 1];
+  for (int64_t block = 0; block * S <= last; ++block) {
+    const int64_t base = (blocks[request.first_block + block] * S * shape.num_kv_heads + kv_head) * D;
+    const int64_t left = last - block * S + 1;
+    fetch_block<T>(shape, s, k + base, v + base, static_cast<int>(left < S ? left : S));
+    score_rows(shape, s, rows);
+    for (int row = 0; row < rows; ++row) {
+      const int64_t seen = position[row] - block * S + 1;
+      if (seen > 0) attend_row(shape, s, row, static_cast<int>(seen < S ? seen : S));
+    }
+  }
+  for (int row = 0; row < rows; ++row)
+    for (int d = 0; d < D; ++d)
+      out[offset[row] + d] = T::store(s.out[row * D + d] / s.row_sum[row]);
+}
+
+// Tiles are dealt out to threads by their share of the whole cost, rows times keys.
+template <class T>
+void attend_batch(const Shape& shape, const Request* requests, int64_t num_requests,
+                  const int64_t* blocks, const typename T::type* q, const typename T::type* k,
+                  const typename T::type* v, typename T::type* out, int64_t thread,
+                  int64_t num_threads) {
+  const int64_t group = shape.num_heads / shape.num_kv_heads;
+  double total = 0.0, before = 0.0;
+  for (int64_t r = 0; r < num_requests; ++r)
+    total += static_cast<double>(requests[r].length) * (requests[r].start + requests[r].length);
+  total *= shape.num_heads;
+  Scratch scratch(shape);
+  for (int64_t r = 0; r < num_requests; ++r) {
+    const int64_t rows = requests[r].length * group;
+    const double row_cost = static_cast<double>(requests[r].start + requests[r].length);
+    for (int64_t kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head)
+      for (int64_t begin = 0; begin < rows; begin += kTile) {
+        const int64_t end = begin + kTile < rows ? begin + kTile : rows;
+        const int64_t owner = static_cast<int64_t>(before / total * num_threads);
+        before += (end - begin) * row_cost;
+        if (owner == thread)
+          attend_tile<T>(shape, scratch, requests[r], blocks, kv_head, begin, end, q, k, v, out);
+      }
+  }
+}
+
+}  // namespace
+
+// Tensors are contiguous: q, out [T, N, D]; k, v [B, S, M, D]. `requests` holds
+// num_requests rows of (first_row, start, length, first_block); `blocks` all block
+// tables back to back. `is_bf16` says what all four tensors hold.
+extern "C" void orca_paged_attention(int64_t is_bf16, const void* q, const void* k, const void* v,
+                                     void* out, const int64_t* requests, int64_t num_requests,
+                                     const int64_t* blocks, int64_t num_heads,
+                                     int64_t num_kv_heads, int64_t head_dim, int64_t block_size,
+                                     float scale, int64_t thread, int64_t num_threads) {
+  const Shape shape{num_heads, num_kv_heads, head_dim, block_size, scale};
+  const Request* rows = reinterpret_cast<const Request*>(requests);
+  if (is_bf16)
+    attend_batch<BFloat16>(shape, rows, num_requests, blocks, static_cast<const uint16_t*>(q),
+                           static_cast<const uint16_t*>(k), static_cast<const uint16_t*>(v),
+                           static_cast<uint16_t*>(out), thread, num_threads);
+  else
+    attend_batch<Float32>(shape, rows, num_requests, blocks, static_cast<const float*>(q),
+                          static_cast<const float*>(k), static_cast<const float*>(v),
+                          static_cast<float*>(out), thread, num_threads);
+}

@@ -1,0 +1,82 @@
+"""Compiles a kernel's source with this machine's own compiler, once.
+
+The result lies in the user's cache folder under a name that stands for the
+source, the flags, the compiler and the CPU; it appears whole by a rename, so
+processes may build side by side. Knows nothing of what the kernel does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import platformdirs
+
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC")
+COMPILERS = ("c++", "g++", "clang++")
+BUILD_TIMEOUT_S = 120.0
+
+
+class BuildError(Exception):
+    """No compiler, or one that can't build the kernel; says which."""
+
+
+def load_library(source: Path) -> ctypes.CDLL:
+    """The compiled `source`; raises BuildError."""
+    compiler = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
+    if compiler is None:
+        raise BuildError(f"none of {', '.join(COMPILERS)} is installed")
+    target = _cache_dir() / f"{source.stem}-{_fingerprint(source, compiler)}.so"
+    if not target.exists():
+        _compile(compiler, source, target)
+    return ctypes.CDLL(str(target))
+
+
+def _cache_dir() -> Path:
+    return Path(platformdirs.user_cache_dir("orca-dist", appauthor=False)) / "kernels"
+
+
+def _fingerprint(source: Path, compiler: str) -> str:
+    version = _run([compiler, "--version"])
+    parts = (source.read_text(encoding="utf-8"), *FLAGS, compiler, version, _cpu())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+
+
+def _cpu() -> str:
+    """What -march=native looks at."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("model name", "flags", "Features")
+    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+
+
+def _compile(compiler: str, source: Path, target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            made = Path(folder) / target.name
+            _run([compiler, *FLAGS, "-o", str(made), str(source)])
+            made.replace(target)
+    except OSError as error:
+        raise BuildError(f"{target.parent} can't be written: {error}") from None
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=True
+        )
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip().splitlines() or ["no message"])[-1]
+        raise BuildError(f"{command[0]} failed: {last}") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{command[0]} can't be run: {error}") from None
+    return done.stdout

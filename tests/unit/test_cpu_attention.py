@@ -1,0 +1,171 @@
+"""The C++ attention kernel: right against the reference, the same bits however it is cut."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from orca_kernels import AttentionContext, attention_backend, reference
+from orca_kernels.cpu import build
+from orca_kernels.cpu.attention import SOURCE, CpuAttention, make_cpu_attention
+
+Spans = list[tuple[int, int]]  # (start, length) of each request
+CPU = torch.device("cpu")
+
+
+class Case:
+    """Random queries over a cache in which every request's blocks lie scattered."""
+
+    def __init__(
+        self,
+        spans: Spans,
+        *,
+        heads: tuple[int, int] = (6, 2),
+        head_dim: int = 32,
+        block_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        num_blocks = [-(-(start + length) // block_size) for start, length in spans]
+        order = torch.randperm(sum(num_blocks) + 3, generator=generator)[3:]
+        self.blocks = list(order.split(num_blocks))
+        cache = (sum(num_blocks) + 3, block_size, heads[1], head_dim)
+        self.k = torch.randn(cache, generator=generator).to(dtype)
+        self.v = torch.randn(cache, generator=generator).to(dtype)
+        rows = sum(length for _, length in spans)
+        self.q = torch.randn(rows, heads[0], head_dim, generator=generator).to(dtype)
+        self.spans = spans
+        self.scale = head_dim**-0.5
+
+    def context(self, spans: Spans | None = None, blocks: list[torch.Tensor] | None = None):  # type: ignore[no-untyped-def]
+        spans = spans or self.spans
+        return AttentionContext(
+            starts=[start for start, _ in spans],
+            lengths=[length for _, length in spans],
+            blocks=blocks or self.blocks,
+            slots_T=torch.empty(0, dtype=torch.long),
+        )
+
+    def run(self, kernel: CpuAttention) -> torch.Tensor:
+        return kernel(self.q, self.k, self.v, self.context(), self.scale)
+
+    def truth(self) -> torch.Tensor:
+        wide = (tensor.float() for tensor in (self.q, self.k, self.v))
+        return reference.paged_attention(*wide, self.context(), self.scale)
+
+
+@pytest.fixture(scope="module")
+def kernel() -> CpuAttention:
+    return make_cpu_attention(1)
+
+
+spans = st.lists(st.tuples(st.integers(0, 70), st.integers(1, 40)), min_size=1, max_size=6)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    spans=spans,
+    heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (9, 3), (8, 1)]),
+    head_dim=st.sampled_from([8, 16, 24, 32, 64, 80, 128]),
+    block_size=st.sampled_from([1, 3, 4, 16, 20, 32]),
+)
+def test_equals_the_reference(
+    spans: Spans, heads: tuple[int, int], head_dim: int, block_size: int
+) -> None:
+    case = Case(spans, heads=heads, head_dim=head_dim, block_size=block_size)
+    torch.testing.assert_close(case.run(make_cpu_attention(1)), case.truth(), atol=2e-5, rtol=1e-4)
+
+
+def test_bfloat16_is_the_rounded_result(kernel: CpuAttention) -> None:
+    case = Case([(0, 33), (70, 1), (5, 9)], dtype=torch.bfloat16)
+    expected = case.truth()
+    torch.testing.assert_close(case.run(kernel).float(), expected, atol=0.01, rtol=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_alone_or_batched_same_bits(kernel: CpuAttention, dtype: torch.dtype) -> None:
+    case = Case([(0, 33), (70, 1), (5, 9), (0, 1), (31, 17)], dtype=dtype)
+    together = case.run(kernel).split([length for _, length in case.spans])
+    row = 0
+    for span, blocks, expected in zip(case.spans, case.blocks, together, strict=True):
+        q = case.q[row : row + span[1]]
+        alone = kernel(q, case.k, case.v, case.context([span], [blocks]), case.scale)
+        assert torch.equal(alone, expected)
+        row += span[1]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(cuts=st.sets(st.integers(1, 99), max_size=8), block_size=st.sampled_from([4, 16, 20]))
+def test_any_cut_of_a_prompt_same_bits(cuts: set[int], block_size: int) -> None:
+    kernel = make_cpu_attention(1)
+    case = Case([(0, 100)], block_size=block_size)
+    whole = case.run(kernel)
+    ends = [*sorted(cuts), 100]
+    for start, end in zip([0, *ends], ends, strict=False):
+        context = case.context([(start, end - start)])
+        chunk = kernel(case.q[start:end], case.k, case.v, context, case.scale)
+        assert torch.equal(chunk, whole[start:end])
+
+
+def test_any_number_of_threads_same_bits(kernel: CpuAttention) -> None:
+    case = Case([(0, 200), (3, 1), (100, 60)])  # dear enough to be shared out
+    expected = case.run(kernel)
+    for num_threads in (2, 3, 7):
+        assert torch.equal(case.run(make_cpu_attention(num_threads)), expected)
+
+
+def test_unwritten_slots_are_not_read(kernel: CpuAttention) -> None:
+    case = Case([(0, 5), (20, 1)])
+    expected = case.run(kernel)
+    k, v = case.k[case.blocks[0]], case.v[case.blocks[0]]
+    k[:, 5:], v[:, 5:] = torch.nan, torch.nan
+    case.k[case.blocks[0]], case.v[case.blocks[0]] = k, v
+    assert torch.equal(case.run(kernel), expected)
+
+
+def test_nan_stays_with_its_request(kernel: CpuAttention) -> None:
+    case = Case([(0, 5), (20, 1)])
+    expected = case.run(kernel)
+    case.k[case.blocks[0][0], 2] = torch.nan
+    poisoned = case.run(kernel)
+    assert poisoned[2:5].isnan().all()
+    assert torch.equal(poisoned[5:], expected[5:])
+
+
+def test_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    build.load_library(SOURCE)
+    (made,) = (tmp_path / "orca-dist/kernels").iterdir()
+    before = made.stat().st_mtime_ns
+    build.load_library(SOURCE)
+    assert made.stat().st_mtime_ns == before
+    assert os.listdir(made.parent) == [made.name]
+
+
+@pytest.mark.parametrize(
+    ("compiler", "words"), [("/no/such/c++", "can't be run"), ("false", "failed")]
+)
+def test_without_a_compiler_torch_does_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    compiler: str,
+    words: str,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", compiler)
+    backend = attention_backend(CPU, torch.float32, 1)
+    assert backend.name == "reference"
+    assert backend.paged_attention is reference.paged_attention
+    (record,) = caplog.records
+    assert words in record.getMessage()
+
+
+def test_dispatch() -> None:
+    assert attention_backend(CPU, torch.bfloat16, 1).name == "cpu"
+    assert attention_backend(CPU, torch.float16, 1).name == "reference"
