@@ -12,6 +12,10 @@ from enum import StrEnum
 from orca_dist.core import Forming
 from orca_dist.errors import ConfigError
 
+MAX_TIMEOUT_S = 86400.0
+MAX_CPUS = 1024
+MAX_TOKENS = 2**31
+
 
 class Launcher(StrEnum):
     """Who starts and watches the stages."""
@@ -88,8 +92,9 @@ class EngineConfig:
     """KV slots in a block."""
     kv_tokens: int | None = None
     """KV slots of the pipeline; by default what memory_share allows."""
-    memory_share: float = 0.25
-    """Share of a node's memory that KV may take."""
+    memory_share: float | None = None
+    """Share of the memory that KV may take: of a node's RAM on CPUs (by default 0.25), of what
+    the weights leave free on GPUs (by default 0.9)."""
     cpus_per_stage: float | None = None
     """CPUs that a stage reserves in Ray and threads it computes with; by default an equal share."""
     max_queue: int = 1024
@@ -99,7 +104,7 @@ class EngineConfig:
     heartbeat_s: float = 5.0
     """A stage that is silent for this long is lost."""
     step_limit_s: float = 60.0
-    """A stage that computes one iteration for longer than this hangs, and is lost."""
+    """A stage that computes one layer of an iteration for longer than this hangs, and is lost."""
     link_timeout_s: float = 300.0
     """Longest wait of one stage for another on the data plane."""
 
@@ -112,20 +117,33 @@ class EngineConfig:
         """Raises ConfigError naming the first field that is out of its range."""
         for name in ("stages", "max_batch_size", "max_batch_tokens", "block_size", "min_chunk"):
             _at_least_one(name, getattr(self, name))
-        for name in ("max_model_len", "inflight", "kv_tokens", "max_queue"):
+        for name in ("inflight", "max_queue"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
+        for name in ("max_model_len", "kv_tokens"):
+            value = getattr(self, name)
+            if value is not None and not 2 <= value <= MAX_TOKENS:
+                raise ConfigError(
+                    f"{name} = {value}: must be at least 2 (a prompt token and an answer's) and "
+                    f"at most {MAX_TOKENS}"
+                )
         for name in ("start_timeout_s", "heartbeat_s", "step_limit_s", "link_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} = {getattr(self, name)}: must be more than 0")
+            if not 0 < getattr(self, name) <= MAX_TIMEOUT_S:
+                raise ConfigError(
+                    f"{name} = {getattr(self, name)}: must be more than 0 and at most "
+                    f"{MAX_TIMEOUT_S:.0f} (a day)"
+                )
         if self.tensor_parallel != 1:
             raise ConfigError(
                 f"tensor_parallel = {self.tensor_parallel}: stages can't be sharded yet; leave it "
                 "at 1 and take more stages"
             )
-        if self.cpus_per_stage is not None and not self.cpus_per_stage > 0:
-            raise ConfigError(f"cpus_per_stage = {self.cpus_per_stage}: must be more than 0")
-        if not 0 < self.memory_share <= 1:
+        if self.cpus_per_stage is not None and not 0 < self.cpus_per_stage <= MAX_CPUS:
+            raise ConfigError(
+                f"cpus_per_stage = {self.cpus_per_stage}: must be more than 0 and "
+                f"at most {MAX_CPUS}"
+            )
+        if self.memory_share is not None and not 0 < self.memory_share <= 1:
             raise ConfigError(f"memory_share = {self.memory_share}: must be in (0, 1]")
 
 

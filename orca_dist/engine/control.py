@@ -11,7 +11,8 @@ import hmac
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future
+from typing import Any
 
 import grpc
 
@@ -44,7 +45,7 @@ class ControlPlane:
         self._connected: set[int] = set()
         self._lock = threading.Lock()
         self._closing = False
-        self._server, self.address = self._listen(host, num_stages)
+        self._server, self.address = self._listen(host)
 
     def send(self, stage: int, message: pb.MasterMessage) -> None:
         self._outboxes[stage].put(message.SerializeToString())
@@ -61,9 +62,8 @@ class ControlPlane:
             outbox.put(None)
         self._server.stop(grace_s).wait()
 
-    def _listen(self, host: str, num_stages: int) -> tuple[grpc.Server, str]:
-        # A stream occupies its handler thread for life; spare ones turn strangers away.
-        server = grpc.server(ThreadPoolExecutor(num_stages + 4), options=OPTIONS)
+    def _listen(self, host: str) -> tuple[grpc.Server, str]:
+        server = grpc.server(_DaemonThreads(), options=OPTIONS)
         connect = grpc.stream_stream_rpc_method_handler(
             self._connect, request_deserializer=pb.StageMessage.FromString
         )
@@ -108,3 +108,23 @@ class ControlPlane:
             self._outboxes[stage].put(None)
         if not self._closing:
             self._on_broken(stage, "its control stream broke")
+
+
+class _DaemonThreads(Executor):
+    """A thread a call: a stream holds its thread for life, so a pool could be filled up.
+
+    They are daemons: a program that forgot to close its engine must still come to its end,
+    which an executor's own threads would hold up.
+    """
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001  the thread's root: the future has it
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="control-stream", daemon=True).start()
+        return future

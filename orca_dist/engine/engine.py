@@ -51,11 +51,11 @@ class Engine:
         self.spec = spec
         self.config = config
         self.max_model_len = max_model_len
-        self.kv_tokens = settled.num_blocks * settled.block_size
+        self.kv_tokens = pipeline.num_blocks * settled.block_size
         self._pipeline = pipeline
         self._trace = TraceLog(settled.num_stages)
         self._master = EngineMaster(
-            scheduler=_scheduler(config, settled),
+            scheduler=_scheduler(config, pipeline),
             pipeline=pipeline,
             supervisor=Supervisor(
                 num_stages=settled.num_stages,
@@ -150,9 +150,10 @@ class Engine:
         """A real request of two tokens through all stages; its id 0 is never a caller's."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         news: queue.SimpleQueue[Sequence[Output] | OrcaError] = queue.SimpleQueue()
+        max_tokens = min(2, min(self.max_model_len, self.kv_tokens) - 1)
         self._master.start()
         self._master.attach(deliver=news.put, lose=news.put)
-        self._master.submit(Request(id=0, prompt=(0,), max_tokens=min(2, self.max_model_len - 1)))
+        self._master.submit(Request(id=0, prompt=(0,), max_tokens=max_tokens))
         _await_end(news, self._pipeline.config.start_timeout_s)
         self._master.attach(deliver=lambda outputs: None, lose=lambda error: None)
 
@@ -172,16 +173,16 @@ def _await_end(news: queue.SimpleQueue[Sequence[Output] | OrcaError], timeout_s:
                 return
 
 
-def _scheduler(config: EngineConfig, settled: PipelineConfig) -> Scheduler:
+def _scheduler(config: EngineConfig, pipeline: Pipeline) -> Scheduler:
     return Scheduler(
         config=SchedulerConfig(
-            inflight=settled.inflight,
+            inflight=pipeline.config.inflight,
             max_batch_size=config.max_batch_size,
             max_batch_tokens=config.max_batch_tokens,
             forming=config.forming,
             min_chunk=config.min_chunk,
         ),
-        memory=ReserveMemory(num_blocks=settled.num_blocks, block_size=settled.block_size),
+        memory=ReserveMemory(num_blocks=pipeline.num_blocks, block_size=pipeline.config.block_size),
     )
 
 

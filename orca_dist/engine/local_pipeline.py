@@ -50,11 +50,11 @@ class LocalPlacement:
 
     def _spawn(self, bootstrap: StageBootstrap) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, "-m", self._module],
+            [sys.executable, "-P", "-m", self._module],  # -P: no module of the working folder
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            env=os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": _import_path()},
         )
         assert process.stdin is not None
         process.stdin.write(json.dumps(asdict(bootstrap)).encode() + b"\n")
@@ -67,6 +67,11 @@ class LocalPlacement:
         if code and last_lines and not self._closing:
             log.error("the last lines of stage %d:\n%s", stage, "".join(last_lines).rstrip())
         on_death(stage, f"its process ended with {_ending(code)}")
+
+
+def _import_path() -> str:
+    """Where this process finds its modules: a stage must run the same code."""
+    return os.pathsep.join(os.path.abspath(folder) for folder in sys.path if folder)
 
 
 def _pass_on(process: subprocess.Popen[bytes]) -> deque[str]:

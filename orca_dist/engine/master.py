@@ -105,6 +105,8 @@ class EngineMaster:
 
     def close(self) -> None:
         """Stop the loop; requests still alive end with PipelineLost."""
+        if self._thread.ident is None:  # never started
+            return
         self._inbox.put(self._on_close)
         self._thread.join()
 
@@ -134,7 +136,9 @@ class EngineMaster:
                 self._inbox.get_nowait()()
         except queue.Empty:
             pass
-        if time.monotonic() >= self._next_ping_s:
+        now = time.monotonic()
+        if now >= self._next_ping_s:
+            self._supervisor.excuse(now - self._next_ping_s, now)
             self._ping()
             self._watch()
 

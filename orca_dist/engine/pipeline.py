@@ -47,7 +47,11 @@ class Placement(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineConfig:
-    """What every stage is told. `layers` has one range a stage."""
+    """What every stage is told. `layers` has one range a stage.
+
+    num_blocks: KV blocks; None: as many as `gpu_memory_share` of the fullest stage's free
+    memory holds, at `layer_block_bytes` a block and layer, and no more than `max_blocks`.
+    """
 
     model: str
     layers: tuple[range, ...]
@@ -56,7 +60,10 @@ class PipelineConfig:
     link: str
     num_threads: int
     block_size: int
-    num_blocks: int
+    num_blocks: int | None
+    max_blocks: int
+    layer_block_bytes: int
+    gpu_memory_share: float
     inflight: int
     start_timeout_s: float
     link_timeout_s: float
@@ -110,6 +117,7 @@ class Pipeline:
     def __init__(self, config: PipelineConfig, placement: Placement) -> None:
         self.config = config
         self.epoch = 1
+        self.num_blocks = 0  # settled by start()
         self.stages = [StageStatus(i, layers) for i, layers in enumerate(config.layers)]
         self._placement = placement
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
@@ -138,6 +146,7 @@ class Pipeline:
         for stage in range(num):
             self._control.send(stage, pb.MasterMessage(setup=self._setup(stage)))
         self._await(start.loaded, deadline, "load its weights")
+        self.num_blocks = self.config.num_blocks or self._affordable_blocks()
         on_progress("connecting stages")
         self._control.broadcast(pb.MasterMessage(open=self._open()).SerializeToString())
         self._await(start.ready, deadline, "connect to its neighbours")
@@ -213,11 +222,28 @@ class Pipeline:
             inflight=config.inflight,
         )
 
+    def _affordable_blocks(self) -> int:
+        """The same number on every stage: what the one with the least room can hold."""
+        config = self.config
+        room = {
+            stage: int(loaded.free_bytes * config.gpu_memory_share)
+            // (config.layer_block_bytes * len(config.layers[stage]))
+            for stage, loaded in self._start.loaded.items()
+        }
+        tightest = min(room, key=room.__getitem__)
+        if room[tightest] < 1:
+            free_bytes = self._start.loaded[tightest].free_bytes
+            raise StartupError(
+                f"{self.stages[tightest]} has {free_bytes / 2**20:.0f} MiB free beside its "
+                "weights, which hold no KV block: take more stages"
+            )
+        return min(room[tightest], config.max_blocks)
+
     def _open(self) -> pb.Open:
         return pb.Open(
             epoch=self.epoch,
             store_address=self._start.loaded[0].store_address,
-            num_blocks=self.config.num_blocks,
+            num_blocks=self.num_blocks,
             link_timeout_s=self.config.link_timeout_s,
         )
 

@@ -1,8 +1,8 @@
 """Stages as Ray actors: Ray places them, and tells when one dies. No more.
 
 Without an address a private Ray is started on this machine, with its own
-temporary folder, token and loopback address; a Ray that runs already is neither
-joined nor stopped.
+temporary folder and token (its ports are open on all interfaces: the token is what
+keeps strangers out); a Ray that runs already is neither joined nor stopped.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -52,6 +53,11 @@ class RayPlacement:
     """One actor a stage, one bundle an actor."""
 
     def __init__(self, config: RayConfig) -> None:
+        if ray.is_initialized():
+            raise StartupError(
+                "this process is connected to a Ray already, and can't have two: close the other "
+                "engine first, call ray.shutdown(), or take launcher local"
+            )
         self._config = config
         self._private_dir = "" if config.address else _short_temp_dir()
         self._group: Any = None
@@ -81,7 +87,7 @@ class RayPlacement:
         if self._closed:
             return
         self._closed = True
-        if self._serving:
+        if self._serving and ray.is_initialized():
             ray.wait(self._serving, num_returns=len(self._serving), timeout=LEAVE_TIMEOUT_S)
         if self._config.address:
             self._give_back()
@@ -108,11 +114,10 @@ class RayPlacement:
         with _private_environment():
             ray.init(
                 address="local",
-                num_cpus=max(1, round(config.num_cpus * config.num_stages)),
+                num_cpus=max(1, math.ceil(config.num_cpus * config.num_stages)),
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE_BYTES,
                 _temp_dir=self._private_dir,
-                _node_ip_address=LOOPBACK,
                 **quiet,
             )
 

@@ -14,6 +14,8 @@ from orca_dist.engine.pipeline import PipelineConfig
 from orca_dist.errors import ConfigError
 from orca_dist.spec import ModelSpec
 
+RAM_SHARE, GPU_MEMORY_SHARE = 0.25, 0.9
+
 log = logging.getLogger(__name__)
 
 ITEMSIZE = {Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2}
@@ -35,7 +37,12 @@ def settle(model: Path, spec: ModelSpec, config: EngineConfig, log: LogConfig) -
         link=_link(device, config.launcher),
         num_threads=max(1, int(cpus_per_stage(config))),
         block_size=config.block_size,
-        num_blocks=_num_blocks(spec, config, ITEMSIZE[dtype]),
+        num_blocks=_num_blocks(spec, config, device, ITEMSIZE[dtype]),
+        max_blocks=_max_blocks(spec, config),
+        layer_block_bytes=spec.kv_bytes_per_token(ITEMSIZE[dtype])
+        // spec.num_layers
+        * config.block_size,
+        gpu_memory_share=config.memory_share or GPU_MEMORY_SHARE,
         inflight=config.inflight or config.stages,
         start_timeout_s=config.start_timeout_s,
         link_timeout_s=config.link_timeout_s,
@@ -107,16 +114,25 @@ def _link(device: DeviceKind, launcher: Launcher) -> str:
     return "nccl" if launcher is Launcher.RAY else "host"
 
 
-def _num_blocks(spec: ModelSpec, config: EngineConfig, itemsize: int) -> int:
-    """As asked, or as many as `memory_share` holds and the batches in flight can use."""
+def _num_blocks(
+    spec: ModelSpec, config: EngineConfig, device: DeviceKind, itemsize: int
+) -> int | None:
+    """As asked, or what a share of this node's RAM holds; None on GPUs: their stages will tell."""
     if config.kv_tokens is not None:
         return -(-config.kv_tokens // config.block_size)
-    budget_bytes = psutil.virtual_memory().total * config.memory_share
+    if device is DeviceKind.CUDA:
+        return None
+    share = config.memory_share or RAM_SHARE
+    budget_bytes = psutil.virtual_memory().total * share
     affordable = int(budget_bytes / spec.kv_bytes_per_token(itemsize)) // config.block_size
-    longest = -(-settle_max_model_len(spec, config) // config.block_size)
-    usable = longest * config.max_batch_size * (config.inflight or config.stages)
     if affordable < 1:
         raise ConfigError(
-            f"memory_share = {config.memory_share}: {budget_bytes / 2**30:.1f} GiB hold no KV block"
+            f"memory_share = {share}: {budget_bytes / 2**30:.1f} GiB hold no KV block"
         )
-    return min(affordable, usable)
+    return min(affordable, _max_blocks(spec, config))
+
+
+def _max_blocks(spec: ModelSpec, config: EngineConfig) -> int:
+    """What the batches in flight can use, were all requests as long as can be."""
+    longest = -(-settle_max_model_len(spec, config) // config.block_size)
+    return longest * config.max_batch_size * (config.inflight or config.stages)

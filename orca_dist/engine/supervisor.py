@@ -1,7 +1,7 @@
 """Watch over the stages' heartbeats (pure: time is an argument).
 
 A stage that leaves pings unanswered is dead or stopped. One that answers but
-computes a single iteration for too long hangs. Receiving is never the
+computes a single layer for too long hangs. Receiving is never the
 receiver's fault: it waits for somebody else.
 """
 
@@ -39,6 +39,11 @@ class Supervisor:
     def beat(self, stage: int, phase: str, since_s: float, now: float) -> None:
         self._beats[stage] = Beat(now, phase, since_s)
 
+    def excuse(self, late_s: float, now: float) -> None:
+        """The master itself was away for `late_s`: no stage's silence."""
+        for beat in self._beats:
+            beat.at_s = min(now, beat.at_s + late_s)
+
     def verdict(self, now: float) -> tuple[int, str] | None:
         """The first lost stage and why."""
         for stage, beat in enumerate(self._beats):
@@ -50,7 +55,7 @@ class Supervisor:
                 )
             if beat.phase == COMPUTING and beat.since_s > self._step_limit_s:
                 return stage, (
-                    f"computes one iteration for {beat.since_s:.1f} s "
+                    f"computes one layer for {beat.since_s:.1f} s "
                     f"(step_limit_s {self._step_limit_s:g})"
                 )
         return None

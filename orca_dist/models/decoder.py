@@ -7,7 +7,7 @@ that sample, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -76,10 +76,12 @@ class Decoder:
         positions_T: torch.Tensor,
         cache: KVCache,
         context: AttentionContext,
+        on_layer: Callable[[], object],
     ) -> torch.Tensor:
-        """This stage's layers: [T, H] -> [T, H]."""
+        """This stage's layers: [T, H] -> [T, H]. `on_layer` hears of each before it begins."""
         eps = self.spec.rms_norm_eps
         for index, layer in self._layers.items():
+            on_layer()
             normed = rms_norm(x_TH, layer.input_norm, eps)
             x_TH = x_TH + self._attention(normed, layer, positions_T, cache.layer(index), context)
             normed = rms_norm(x_TH, layer.post_norm, eps)

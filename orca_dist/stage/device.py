@@ -9,12 +9,19 @@ from typing import Protocol
 
 import torch
 
+from orca_dist.errors import ConfigError
+
 
 class Device(Protocol):
     """Where a stage computes."""
 
     @property
     def torch_device(self) -> torch.device: ...
+
+    @property
+    def free_bytes(self) -> int:
+        """Memory of the device's own that is free; 0 where it shares the host's."""
+        ...
 
     def upload(self, host: torch.Tensor) -> torch.Tensor:
         """A host tensor on the device; may still be on its way."""
@@ -29,6 +36,7 @@ class CpuDevice:
     """Everything is where it is, and done when it returns."""
 
     torch_device = torch.device("cpu")
+    free_bytes = 0
 
     def upload(self, host: torch.Tensor) -> torch.Tensor:
         return host
@@ -44,6 +52,10 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
 
+    @property
+    def free_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self.torch_device)[0]
+
     def upload(self, host: torch.Tensor) -> torch.Tensor:
         return host.pin_memory().to(self.torch_device, non_blocking=True)
 
@@ -53,4 +65,11 @@ class CudaDevice:
 
 def make_device(name: str) -> Device:
     """`cpu` or `cuda` (the one GPU that the launcher gave this stage)."""
-    return CudaDevice() if name == "cuda" else CpuDevice()
+    if name == "cpu":
+        return CpuDevice()
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"device = {name}: this torch ({torch.__version__}) sees no CUDA device here; "
+            "choose device = cpu, or see to driver and torch build"
+        )
+    return CudaDevice()

@@ -89,6 +89,7 @@ class StageWorker:
         return Loaded(
             device=str(device),
             weight_bytes=weight_bytes,
+            free_bytes=self._device.free_bytes,
             store_address=self._host_store() if setup.stage == 0 else "",
         )
 
@@ -167,7 +168,13 @@ class StageWorker:
 
     def compute(self, x_TH: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
         """This stage's layers over the whole batch."""
-        return self._decoder.forward(x_TH, batch.positions_T, self._cache, batch.context)
+        return self._decoder.forward(
+            x_TH,
+            batch.positions_T,
+            self._cache,
+            batch.context,
+            on_layer=lambda: self.trace.enter(StagePhase.COMPUTING),  # a long prompt isn't a hang
+        )
 
     def close(self) -> None:
         for channel in (self._previous, self._next):

@@ -55,6 +55,17 @@ def test_more_gpu_stages_than_gpus() -> None:
     assert not ray.is_initialized()
 
 
+def test_a_second_ray_in_one_process_is_refused(tmp_path: Path) -> None:
+    """In words, and without harm to the first, whose CPUs are fractions here."""
+    folder = loud_llama(tmp_path / "loud")
+    config = local_config(2, launcher="ray", cpus_per_stage=0.7)
+    with live(folder, config) as front:
+        with pytest.raises(StartupError, match="connected to a Ray already"), live(folder, config):
+            pass
+        (answer,) = front.generate([[5, 9, 17]], 4)
+        assert len(answer.tokens) == 4
+
+
 @contextmanager
 def _neighbour() -> Iterator[tuple[str, list[psutil.Process]]]:
     """A Ray head with a folder of its own; ended by the ids of its processes."""

@@ -157,14 +157,16 @@ class Hello(_message.Message):
     def __init__(self, secret: _Optional[str] = ..., stage: _Optional[int] = ..., pid: _Optional[int] = ..., node: _Optional[str] = ..., actor_id: _Optional[str] = ..., versions: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
 
 class Loaded(_message.Message):
-    __slots__ = ("device", "weight_bytes", "store_address")
+    __slots__ = ("device", "weight_bytes", "store_address", "free_bytes")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     device: str
     weight_bytes: int
     store_address: str
-    def __init__(self, device: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., store_address: _Optional[str] = ...) -> None: ...
+    free_bytes: int
+    def __init__(self, device: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., store_address: _Optional[str] = ..., free_bytes: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ()

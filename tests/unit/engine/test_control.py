@@ -245,3 +245,15 @@ def test_a_stage_without_a_master_gives_up() -> None:
     bootstrap = StageBootstrap(stage=0, control_address=address, secret=SECRET)
     with pytest.raises(ConnectionError, match=rf"{address} did not answer within 0\.3 s"):
         ControlLink(bootstrap, connect_timeout_s=0.3)
+
+
+def test_strangers_that_say_nothing_keep_no_stage_out(master: Master) -> None:
+    channel = grpc.insecure_channel(master.plane.address)
+    never: queue.SimpleQueue[pb.StageMessage | None] = queue.SimpleQueue()
+    strangers = [ControlServiceStub(channel).Connect(iter(never.get, None)) for _ in range(20)]
+    link = master.connect(1)
+    link.close()
+    for stranger in strangers:
+        stranger.cancel()
+        never.put(None)
+    channel.close()

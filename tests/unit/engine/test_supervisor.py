@@ -54,7 +54,7 @@ def test_a_stage_that_computes_for_too_long_hangs(supervisor: Supervisor) -> Non
     supervisor.beat(1, "computing", 61.5, 200.0)
     assert supervisor.verdict(200.0) == (
         1,
-        "computes one iteration for 61.5 s (step_limit_s 60)",
+        "computes one layer for 61.5 s (step_limit_s 60)",
     )
 
 
@@ -79,3 +79,12 @@ def test_the_next_iteration_starts_its_own_clock(supervisor: Supervisor) -> None
 def test_pings_come_several_times_within_a_heartbeat(heartbeat_s: float, interval_s: float) -> None:
     supervisor = Supervisor(num_stages=1, heartbeat_s=heartbeat_s, step_limit_s=60.0, now=0.0)
     assert supervisor.interval_s == interval_s
+
+
+def test_the_masters_own_absence_is_no_stages_silence() -> None:
+    """A master that was stopped for a while judges by what it could have heard."""
+    supervisor = Supervisor(num_stages=2, heartbeat_s=5.0, step_limit_s=60.0, now=0.0)
+    supervisor.beat(0, "idle", 0.0, 1.0)
+    supervisor.excuse(20.0, 22.0)
+    assert supervisor.verdict(22.0) is None
+    assert supervisor.verdict(26.5) == (0, "no heartbeat for 5.5 s (heartbeat_s 5)")
