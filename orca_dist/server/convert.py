@@ -8,11 +8,11 @@ parameters are checked by `SamplingParams.check`, the prompt's length and ids by
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
 from orca_dist import __version__
+from orca_dist.answers import Piece
 from orca_dist.core import FinishReason
 from orca_dist.errors import InvalidRequest
 from orca_dist.params import SamplingParams
@@ -25,16 +25,6 @@ FINISH_REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A part of an answer; `reason` is set on the last one. `num_tokens`: generated so far."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    reason: FinishReason | None
-    num_tokens: int
 
 
 def parse_request(data: bytes) -> pb.GenerateRequest:
@@ -95,6 +85,8 @@ def sampling_params(message: pb.SamplingParams) -> SamplingParams:
         min_p=message.min_p if message.HasField("min_p") else default.min_p,
         seed=message.seed if message.HasField("seed") else default.seed,
         ignore_eos=message.ignore_eos if message.HasField("ignore_eos") else default.ignore_eos,
+        stop=tuple(message.stop),
+        include_stop=message.include_stop,  # unset reads as the default
     )
     params.check()
     return params

@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from orca_dist.answers import Piece, TextAssembler, pieces
 from orca_dist.engine.streams import EngineStreams, RequestStream
 from orca_dist.errors import InvalidRequest, OrcaError
 from orca_dist.logs import about_request
 from orca_dist.params import SamplingParams
 from orca_dist.proto.v1 import generate_pb2 as pb
 from orca_dist.server import convert
-from orca_dist.server.answers import TextAssembler, pieces
 from orca_dist.server.prompts import PromptReader
 from orca_dist.server.waiting import wait_at_most
+from orca_dist.text import StopMatcher
 
 SERVICE = "orca.v1.GenerateService"
 CODE_TRAILER = "orca-error"  # the error's stable code, for clients
@@ -67,8 +68,8 @@ class GenerateServicer:
 
     async def generate_stream(self, data: bytes, context: Context) -> None:
         """GenerateStream. A plain coroutine: a generator's `finally` waits for the collector."""
-        async with self._call(context), self._stream(data) as stream:
-            async for piece in pieces(stream, self._assembler()):
+        async with self._call(context), self._answer(data) as (stream, parts):
+            async for piece in parts:
                 await context.write(
                     convert.chunk(
                         piece,
@@ -79,9 +80,9 @@ class GenerateServicer:
 
     async def generate(self, data: bytes, context: Context) -> pb.GenerateResponse:
         """Generate."""
-        async with self._call(context), self._stream(data) as stream:
+        async with self._call(context), self._answer(data) as (stream, parts):
             return convert.response(
-                [piece async for piece in pieces(stream, self._assembler())],
+                [piece async for piece in parts],
                 request_id=stream.request_id,
                 num_prompt_tokens=stream.num_prompt_tokens,
             )
@@ -123,8 +124,10 @@ class GenerateServicer:
                 self._idle.set()
 
     @contextlib.asynccontextmanager
-    async def _stream(self, data: bytes) -> AsyncIterator[RequestStream]:
-        """The stream of the request in `data`; given back when the call ends."""
+    async def _answer(
+        self, data: bytes
+    ) -> AsyncIterator[tuple[RequestStream, AsyncIterator[Piece]]]:
+        """The stream of the request in `data`, given back when the call ends, and its answer."""
         request = convert.parse_request(data)
         request_id = convert.request_id(request)
         params = convert.sampling_params(request.sampling)
@@ -133,9 +136,10 @@ class GenerateServicer:
         stream = self._streams.open(prompt=prompt, params=params, request_id=request_id)
         self._open.add(stream)
         try:
+            stops = StopMatcher(params.stop, include_stop=params.include_stop)
             with about_request(stream.request_id):
                 _log_start(stream, params)
-                yield stream
+                yield stream, pieces(stream, self._assembler(), stops)
                 _log_end(stream)
         finally:
             stream.close()
