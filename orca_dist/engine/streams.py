@@ -23,6 +23,7 @@ from orca_dist.errors import (
     QueueFull,
     RequestCancelled,
     RequestFailed,
+    UnknownRequest,
 )
 from orca_dist.params import SamplingParams
 
@@ -139,6 +140,13 @@ class EngineStreams:
             self._forget(stream)
             self._master.cancel(stream.key)
             stream.put(RequestCancelled(f"request {stream.request_id} was cancelled"))
+
+    def abort(self, request_id: str) -> None:
+        """Take a live request back by its name; raises UnknownRequest where there is none."""
+        key = self._names.get(request_id)
+        if key is None:
+            raise UnknownRequest(f"request_id {request_id!r} is not in use by a live request")
+        self.close(self._live[key])
 
     def deliver(self, outputs: Sequence[Output]) -> None:
         """All outputs of one iteration, on the front's loop."""
