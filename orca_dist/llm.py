@@ -188,6 +188,7 @@ class LLM:
             kv_tokens=self._engine.kv_tokens,
             eos_token_ids=frozenset(spec.eos_token_ids) | frozenset(self._tokenizer.eos_token_ids),
             max_queue=sys.maxsize,  # the caller's own list is the queue
+            max_queue_tokens=sys.maxsize,
         )
 
 

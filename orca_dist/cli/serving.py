@@ -37,6 +37,7 @@ def make_server(
     config: ServerConfig,
     *,
     max_queue: int,
+    max_queue_tokens: int,
     listener: Listener | None = None,
 ) -> Server:
     """A server of the model in `folder`, not started; `listener` is a port taken earlier."""
@@ -46,6 +47,7 @@ def make_server(
         ChatTemplate.load(folder),
         config,
         max_queue=max_queue,
+        max_queue_tokens=max_queue_tokens,
         listener=listener,
     )
 

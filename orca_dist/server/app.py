@@ -48,6 +48,7 @@ class Server:
         config: ServerConfig,
         *,
         max_queue: int,
+        max_queue_tokens: int,
         listener: Listener | None = None,
     ) -> None:
         """`listener`: a port taken earlier; by default `start` takes the one of `config`."""
@@ -58,6 +59,7 @@ class Server:
         self._chat = chat
         self._prompts = PromptReader(tokenizer, chat)
         self._max_queue = max_queue
+        self._max_queue_tokens = max_queue_tokens
         self._health = Health()
         self._lost: asyncio.Future[PipelineLost] | None = None
         self._farewell: asyncio.Task[None] | None = None
@@ -135,6 +137,7 @@ class Server:
             kv_tokens=self._engine.kv_tokens,
             eos_token_ids=frozenset(spec.eos_token_ids) | frozenset(self._tokenizer.eos_token_ids),
             max_queue=self._max_queue,
+            max_queue_tokens=self._max_queue_tokens,
         )
 
     def _make_servicer(self) -> GenerateServicer:
