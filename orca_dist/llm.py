@@ -78,7 +78,7 @@ class LLM:
         settled.check()
         folder = resolve_model(model)
         self._tokenizer = Tokenizer.load(folder)
-        self._engine = Engine.start(folder, settled)
+        self._engine = Engine.start(folder, settled, num_token_ids=self._tokenizer.num_ids)
         self._loop = _LoopThread()
         self._streams = self._make_streams()
         self._engine.attach(

@@ -58,6 +58,7 @@ class PipelineConfig:
     block_size: int
     num_blocks: int
     inflight: int
+    num_token_ids: int
     start_timeout_s: float
     link_timeout_s: float
     log: LogConfig
@@ -211,6 +212,7 @@ class Pipeline:
             num_threads=config.num_threads,
             block_size=config.block_size,
             inflight=config.inflight,
+            num_token_ids=config.num_token_ids,
         )
 
     def _open(self) -> pb.Open:

@@ -24,7 +24,8 @@ SCRIPT = {5: HELLO, HELLO: BANG, BANG: EOS, letter("A"): letter("B"), letter("B"
 def engine(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
     engine = ScriptedEngine(SCRIPT, default=letter("Z"))
 
-    def start(model: Path, config: EngineConfig) -> ScriptedEngine:
+    def start(model: Path, config: EngineConfig, *, num_token_ids: int) -> ScriptedEngine:
+        assert num_token_ids == SPEC.vocab_size
         engine.config = config  # type: ignore[attr-defined]
         return engine.__enter__()
 
