@@ -50,13 +50,17 @@ check: setup ## Lint, types, imports, stubs, shell scripts and generated docs
 	$(BIN)/lint-imports
 	scripts/stubs.sh --check
 	$(BIN)/shellcheck $(SCRIPTS)
-	$(if $(wildcard scripts/docs_cli.py),$(BIN)/python scripts/docs_cli.py --check)
+	$(BIN)/python scripts/docs_cli.py --check
+	$(BIN)/python scripts/docs_api.py --check
+	$(BIN)/python scripts/docs_errors.py --check
 
 stubs: setup ## Generate orca_dist/proto/v1 from protos/v1
 	scripts/stubs.sh
 
-docs: setup ## Generate docs/cli.md from the config
+docs: setup ## Generate docs/cli.md, api.md and errors.md from the code
 	$(BIN)/python scripts/docs_cli.py
+	$(BIN)/python scripts/docs_api.py
+	$(BIN)/python scripts/docs_errors.py
 
 clean: ## Remove caches and build outputs (.venv stays)
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

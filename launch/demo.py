@@ -66,7 +66,13 @@ def demo(config: EngineConfig) -> int:
 async def talk(engine: Engine, folder: Path, console: Console) -> list[RequestRow]:
     """Serve, and ask everything at once."""
     answers = [Answer(prompt=prompt) for prompt in PROMPTS]
-    server = make_server(engine, folder, ServerConfig(port=0), max_queue=len(PROMPTS))
+    server = make_server(
+        engine,
+        folder,
+        ServerConfig(port=0),
+        max_queue=len(PROMPTS),
+        max_queue_tokens=engine.config.max_queue_tokens,
+    )
     async with server, AsyncClient(server.address) as client:
         say(f"serving {folder.name} at {server.address}; asking {len(PROMPTS)} questions at once\n")
         await client.health()  # connected: what is timed is the questions

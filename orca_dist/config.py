@@ -99,6 +99,8 @@ class EngineConfig:
     """CPUs that a stage reserves in Ray and threads it computes with; by default an equal share."""
     max_queue: int = 1024
     """Most requests waiting for their first iteration; more are refused at once."""
+    max_queue_tokens: int = 262_144
+    """Most prompt tokens of waiting requests; one that would wait alone is always taken."""
     start_timeout_s: float = 180.0
     """Longest wait for all stages to be placed, loaded and connected."""
     heartbeat_s: float = 5.0
@@ -117,7 +119,7 @@ class EngineConfig:
         """Raises ConfigError naming the first field that is out of its range."""
         for name in ("stages", "max_batch_size", "max_batch_tokens", "block_size", "min_chunk"):
             _at_least_one(name, getattr(self, name))
-        for name in ("inflight", "max_queue"):
+        for name in ("inflight", "max_queue", "max_queue_tokens"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
         for name in ("max_model_len", "kv_tokens"):

@@ -2,18 +2,22 @@
 
 An error carries a stable code, the gRPC status it travels as, the exit code a
 command ends with, and a one-line message that says what, the value, the limit
-and the fix. Knows nothing of gRPC itself: statuses are names.
+and the fix. docs/errors.md is made from here: the docstring says what happened,
+`fix` what to do. Knows nothing of gRPC itself: statuses are names.
 """
 
 from __future__ import annotations
 
+ERROR_DOMAIN = "orca-dist"  # of the google.rpc.ErrorInfo that carries a code
+
 
 class OrcaError(Exception):
-    """Base of the tree: `code` and `status` are part of the public contract."""
+    """Something went wrong that nobody foresaw; the base of all others."""
 
     code = "internal"
     status = "INTERNAL"
     exit_code = 1
+    fix = "Look into the server's log; report it."
 
 
 class InvalidRequest(OrcaError):
@@ -21,6 +25,7 @@ class InvalidRequest(OrcaError):
 
     code = "invalid_request"
     status = "INVALID_ARGUMENT"
+    fix = "Change the field that the message names."
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -32,13 +37,27 @@ class DuplicateRequest(OrcaError):
 
     code = "duplicate_request"
     status = "ALREADY_EXISTS"
+    fix = "Choose another request_id, or leave it out."
+
+
+class UnknownRequest(OrcaError):
+    """No live request has this id: it never was, or it has ended."""
+
+    code = "unknown_request"
+    status = "NOT_FOUND"
+    fix = "Give the request_id of a request that is still running or waiting."
 
 
 class QueueFull(OrcaError):
-    """The bound on waiting requests is reached; try again later."""
+    """A bound on what may wait is reached; `retry_after_s` says when to try again."""
 
     code = "queue_full"
     status = "RESOURCE_EXHAUSTED"
+    fix = "Try again later, or raise max_queue or max_queue_tokens."
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class MissingCapability(OrcaError):
@@ -46,6 +65,7 @@ class MissingCapability(OrcaError):
 
     code = "missing_capability"
     status = "FAILED_PRECONDITION"
+    fix = "Do without it (plain text in place of a chat), or serve another model."
 
 
 class RequestFailed(OrcaError):
@@ -53,6 +73,7 @@ class RequestFailed(OrcaError):
 
     code = "request_failed"
     status = "INTERNAL"
+    fix = "Look at the message and the server's log; another prompt may work."
 
 
 class RequestCancelled(OrcaError):
@@ -60,6 +81,15 @@ class RequestCancelled(OrcaError):
 
     code = "request_cancelled"
     status = "CANCELLED"
+    fix = "Send it again if it is still wanted."
+
+
+class DeadlineExceeded(OrcaError):
+    """The call's timeout passed before its answer was complete."""
+
+    code = "deadline_exceeded"
+    status = "DEADLINE_EXCEEDED"
+    fix = "Give a longer timeout, or ask for fewer tokens."
 
 
 class PipelineLost(OrcaError):
@@ -68,6 +98,22 @@ class PipelineLost(OrcaError):
     code = "pipeline_lost"
     status = "UNAVAILABLE"
     exit_code = 4
+    fix = "Read which stage was lost and why; start the server again."
+
+
+class ServerUnavailable(OrcaError):
+    """No server of ours answers at the address, or it is shutting down."""
+
+    code = "server_unavailable"
+    status = "UNAVAILABLE"
+    fix = "Check the address, and that the server has printed `ready`."
+
+
+class ServerClosing(ServerUnavailable):
+    """The server is shutting down."""
+
+    code = "server_closing"
+    fix = "Send the request to another server, or again once this one is back."
 
 
 class ConfigError(OrcaError):
@@ -76,6 +122,7 @@ class ConfigError(OrcaError):
     code = "config"
     status = "INVALID_ARGUMENT"
     exit_code = 2
+    fix = "Change what the message names; docs/cli.md lists every setting."
 
 
 class ModelError(OrcaError):
@@ -84,6 +131,7 @@ class ModelError(OrcaError):
     code = "model"
     status = "FAILED_PRECONDITION"
     exit_code = 3
+    fix = "Repair or fetch the file again, or give another folder."
 
 
 class StartupError(OrcaError):
@@ -92,3 +140,4 @@ class StartupError(OrcaError):
     code = "startup"
     status = "UNAVAILABLE"
     exit_code = 3
+    fix = "Read what was missing: a port, memory, a place for a stage, time."

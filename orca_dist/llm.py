@@ -19,14 +19,15 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from orca_dist.answers import Piece, pieces
 from orca_dist.client.results import Usage
 from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher
-from orca_dist.core import FinishReason, Output
+from orca_dist.core import FinishReason
 from orca_dist.engine.engine import Engine
 from orca_dist.engine.streams import EngineStreams
 from orca_dist.errors import InvalidRequest, ModelError
 from orca_dist.params import SamplingParams
-from orca_dist.text import Detokenizer, Tokenizer
+from orca_dist.text import Detokenizer, StopMatcher, Tokenizer
 from orca_dist.weights.fetch import DEFAULT_MODEL, fetch_default_model
 
 GREEDY = SamplingParams()
@@ -77,7 +78,7 @@ class LLM:
         settled.check()
         folder = resolve_model(model)
         self._tokenizer = Tokenizer.load(folder)
-        self._engine = Engine.start(folder, settled)
+        self._engine = Engine.start(folder, settled, num_token_ids=self._tokenizer.num_ids)
         self._loop = _LoopThread()
         self._streams = self._make_streams()
         self._engine.attach(
@@ -148,32 +149,32 @@ class LLM:
 
     async def _complete(self, prompt: Sequence[int], params: SamplingParams) -> Completion:
         stream = self._streams.open(prompt=prompt, params=params)
+        stops = StopMatcher(params.stop, include_stop=params.include_stop)
         try:
-            outputs = [output async for output in stream]
+            parts = [part async for part in pieces(stream, Detokenizer(self._tokenizer), stops)]
         finally:
             stream.close()
-        return self._completion(len(prompt), outputs, params)
+        return self._completion(len(prompt), parts, params)
 
     def _completion(
-        self, prompt_len: int, outputs: Sequence[Output], params: SamplingParams
+        self, prompt_len: int, parts: Sequence[Piece], params: SamplingParams
     ) -> Completion:
-        ids = [token for output in outputs for token in output.tokens]
-        reason = outputs[-1].reason
+        ids = [token for part in parts for token in part.token_ids]
+        reason = parts[-1].reason
         assert reason is not None, "a stream ends with its reason"
-        detokenizer = Detokenizer(self._tokenizer)
         return Completion(
-            text=detokenizer.push(ids) + detokenizer.flush(),
+            text="".join(part.text for part in parts),
             token_ids=ids,
             logprobs=None,
             finish_reason=reason,
             usage=Usage(prompt_tokens=prompt_len, completion_tokens=len(ids)),
-            logits=self._logits(outputs) if params.return_logits else None,
+            logits=self._logits(parts, prompt_len + len(ids) - 1) if params.return_logits else None,
         )
 
-    def _logits(self, outputs: Sequence[Output]) -> Logits:
-        """Rows of the computed positions, in order, as the stages sent them."""
-        flat = np.frombuffer(b"".join(output.logits for output in outputs), dtype="<f4")
-        return flat.reshape(-1, self._engine.spec.vocab_size).astype(np.float32)
+    def _logits(self, parts: Sequence[Piece], num_rows: int) -> Logits:
+        """Rows of the first `num_rows` positions, in order, as the stages sent them."""
+        flat = np.frombuffer(b"".join(part.logits for part in parts), dtype="<f4")
+        return flat.reshape(-1, self._engine.spec.vocab_size)[:num_rows].astype(np.float32)
 
     def _encoded(self, prompt: str | Sequence[int]) -> list[int]:
         return self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -187,6 +188,7 @@ class LLM:
             kv_tokens=self._engine.kv_tokens,
             eos_token_ids=frozenset(spec.eos_token_ids) | frozenset(self._tokenizer.eos_token_ids),
             max_queue=sys.maxsize,  # the caller's own list is the queue
+            max_queue_tokens=sys.maxsize,
         )
 
 

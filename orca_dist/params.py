@@ -13,6 +13,8 @@ from orca_dist.core import Sampling
 from orca_dist.errors import InvalidRequest
 
 MAX_SEED = 2**64 - 1
+MAX_STOPS = 16
+MAX_STOP_LEN = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,8 @@ class SamplingParams:
     min_p: drop tokens less likely than min_p times the likeliest, in [0, 1].
     seed: same seed, same prompt, same tokens; None: drawn once per request.
     ignore_eos: generate on past end-of-sequence tokens.
+    stop: texts that end the answer, at most 16 of at most 256 characters; a str is one.
+    include_stop: the stop that ended the answer is part of its text.
     return_logits: also return the fp32 logits of every computed position (golden tests).
     """
 
@@ -36,7 +40,14 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int | None = None
     ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
     return_logits: bool = False
+
+    def __post_init__(self) -> None:
+        """Any sequence of stops does, and one text alone."""
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
 
     def check(self) -> None:
         """Raises InvalidRequest naming the first field that is out of its range."""
@@ -52,6 +63,7 @@ class SamplingParams:
             raise InvalidRequest("min_p", f"{self.min_p} is not in [0, 1]")
         if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
             raise InvalidRequest("seed", f"{self.seed} is not in [0, 2^64 - 1]")
+        _check_stop(self.stop)
 
     def settled(self, seed: int) -> Sampling:
         """What the stages need; `seed` stands in where the caller gave none."""
@@ -63,3 +75,16 @@ class SamplingParams:
             seed=seed if self.seed is None else self.seed,
             return_logits=self.return_logits,
         )
+
+
+def _check_stop(stop: tuple[str, ...]) -> None:
+    if len(stop) > MAX_STOPS:
+        raise InvalidRequest("stop", f"{len(stop)} texts; at most {MAX_STOPS} are allowed")
+    for index, text in enumerate(stop):
+        if not text:
+            raise InvalidRequest("stop", f"text {index} is empty; leave it out")
+        if len(text) > MAX_STOP_LEN:
+            raise InvalidRequest(
+                "stop",
+                f"text {index} has {len(text)} characters; at most {MAX_STOP_LEN} are allowed",
+            )

@@ -112,6 +112,8 @@ def _value(kind: Any) -> str:
     options = [option for option in get_args(kind) if option is not NoneType]
     if kind == tuple[int, ...]:
         return "numbers"
+    if kind == tuple[str, ...]:
+        return "text"
     if options:
         return _value(options[0])
     if issubclass(kind, StrEnum):

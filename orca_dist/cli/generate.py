@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from tyro.conf import OmitArgPrefixes, Positional
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
 from orca_dist.cli.output import print_json
 from orca_dist.cli.settings import ClientConfig
@@ -41,6 +41,10 @@ class SamplingFlags:
     """Same seed, same prompt, same tokens; by default drawn for each request."""
     ignore_eos: bool = False
     """Generate on past end-of-sequence tokens."""
+    stop: UseAppendAction[tuple[str, ...]] = ()
+    """Text that ends the answer; may be given up to 16 times."""
+    include_stop: bool = False
+    """Print the stop that ended the answer, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

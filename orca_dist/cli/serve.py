@@ -64,6 +64,7 @@ def _serve(command: Serve, runner: asyncio.Runner, results: TextIO) -> int:
                 folder,
                 command.server,
                 max_queue=command.engine.max_queue,
+                max_queue_tokens=command.engine.max_queue_tokens,
                 listener=listener,
             )
             return runner.run(_until_the_end(server, results))

@@ -11,6 +11,7 @@ from orca_dist.cli.interrupts import Interrupted, handling, interrupt
 from orca_dist.config import EngineConfig, LogConfig, ServerConfig
 from orca_dist.engine.engine import QUIET, Engine
 from orca_dist.server import Listener, Server
+from orca_dist.spec import load_spec
 from orca_dist.text import ChatTemplate, Tokenizer
 
 
@@ -37,6 +38,7 @@ def make_server(
     config: ServerConfig,
     *,
     max_queue: int,
+    max_queue_tokens: int,
     listener: Listener | None = None,
 ) -> Server:
     """A server of the model in `folder`, not started; `listener` is a port taken earlier."""
@@ -46,6 +48,7 @@ def make_server(
         ChatTemplate.load(folder),
         config,
         max_queue=max_queue,
+        max_queue_tokens=max_queue_tokens,
         listener=listener,
     )
 
@@ -56,7 +59,15 @@ def _start(
     log_config: LogConfig,
     on_progress: Callable[[str], None] | None,
 ) -> Engine:
+    load_spec(folder)  # of a folder that is no model's, config.json is the file to name
+    num_ids = Tokenizer.load(folder).num_ids
     try:
-        return Engine.start(folder, config, log_config=log_config, on_progress=on_progress)
+        return Engine.start(
+            folder,
+            config,
+            num_token_ids=num_ids,
+            log_config=log_config,
+            on_progress=on_progress,
+        )
     except SystemExit:  # Ray's own handler of SIGTERM, in place while it starts
         raise Interrupted(signal.SIGTERM) from None

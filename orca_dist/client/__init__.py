@@ -2,9 +2,17 @@
 
 from orca_dist.client.async_client import AsyncClient
 from orca_dist.client.channel import DEFAULT_ADDRESS
-from orca_dist.client.errors import DeadlineExceeded, ServerUnavailable
-from orca_dist.client.results import Chunk, Completion, ServerInfo, StageInfo, Usage, joined
+from orca_dist.client.results import (
+    Chunk,
+    Completion,
+    ModelInfo,
+    ServerInfo,
+    StageInfo,
+    Usage,
+    joined,
+)
 from orca_dist.client.sync_client import Client
+from orca_dist.errors import DeadlineExceeded, ServerUnavailable
 
 __all__ = [
     "DEFAULT_ADDRESS",
@@ -13,6 +21,7 @@ __all__ = [
     "Client",
     "Completion",
     "DeadlineExceeded",
+    "ModelInfo",
     "ServerInfo",
     "ServerUnavailable",
     "StageInfo",

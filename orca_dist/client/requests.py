@@ -29,6 +29,21 @@ def generate_request(prompt: Prompt, params: SamplingParams, request_id: str) ->
     return request
 
 
+def tokenize_request(prompt: str | Sequence[Message]) -> pb.TokenizeRequest:
+    """`prompt`: text or chat messages."""
+    request = _prompted(prompt)
+    if request.HasField("token_ids"):
+        raise InvalidRequest("prompt", "give text or chat messages, not token ids")
+    if request.HasField("chat"):
+        return pb.TokenizeRequest(chat=request.chat)
+    return pb.TokenizeRequest(text=request.text)
+
+
+def abort_request(request_id: str) -> pb.AbortRequest:
+    with _naming("request_id"):
+        return pb.AbortRequest(request_id=request_id)
+
+
 def _prompted(prompt: Prompt) -> pb.GenerateRequest:
     if isinstance(prompt, str):
         with _naming("text"):

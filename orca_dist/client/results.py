@@ -70,6 +70,17 @@ class ServerInfo:
     version: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What the server's model takes; a prompt's ids are less than `vocab_size`."""
+
+    name: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    has_chat_template: bool
+
+
 def completion(message: pb.GenerateResponse) -> Completion:
     return Completion(
         request_id=message.request_id,
@@ -113,6 +124,16 @@ def server_info(message: pb.ServerInfoResponse) -> ServerInfo:
         max_model_len=message.max_model_len,
         kv_tokens=message.kv_tokens,
         version=message.version,
+    )
+
+
+def model_info(message: pb.ModelInfoResponse) -> ModelInfo:
+    return ModelInfo(
+        name=message.name,
+        vocab_size=message.vocab_size,
+        max_model_len=message.max_model_len,
+        eos_token_ids=tuple(message.eos_token_ids),
+        has_chat_template=message.has_chat_template,
     )
 
 

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 import grpc
+from google.protobuf.message import Message as ProtoMessage
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from orca_dist.client import results
 from orca_dist.client.channel import DEFAULT_ADDRESS, OPTIONS
 from orca_dist.client.errors import translate
-from orca_dist.client.requests import GREEDY, Prompt, generate_request
-from orca_dist.client.results import Chunk, Completion, ServerInfo
+from orca_dist.client.requests import (
+    GREEDY,
+    Message,
+    Prompt,
+    abort_request,
+    generate_request,
+    tokenize_request,
+)
+from orca_dist.client.results import Chunk, Completion, ModelInfo, ServerInfo
 from orca_dist.params import SamplingParams
 from orca_dist.proto.v1 import generate_pb2 as pb
 from orca_dist.proto.v1 import generate_pb2_grpc
+
+T = TypeVar("T")
 
 
 class Call(Protocol):
@@ -56,10 +66,7 @@ class Client:
     ) -> Completion:
         """The whole answer to text, token ids or chat messages."""
         request = generate_request(prompt, params, request_id)
-        try:
-            return results.completion(self._stub.Generate(request, timeout=timeout_s))
-        except grpc.RpcError as error:
-            raise translate(error, self.address) from None
+        return results.completion(self._call(self._stub.Generate, request, timeout_s))
 
     def stream(
         self,
@@ -75,25 +82,42 @@ class Client:
 
     def info(self, *, timeout_s: float | None = None) -> ServerInfo:
         """The pipeline's stages and limits."""
-        try:
-            return results.server_info(
-                self._stub.ServerInfo(pb.ServerInfoRequest(), timeout=timeout_s)
-            )
-        except grpc.RpcError as error:
-            raise translate(error, self.address) from None
+        return results.server_info(
+            self._call(self._stub.ServerInfo, pb.ServerInfoRequest(), timeout_s)
+        )
+
+    def model_info(self, *, timeout_s: float | None = None) -> ModelInfo:
+        """What the model takes and how its answers end."""
+        return results.model_info(
+            self._call(self._stub.ModelInfo, pb.ModelInfoRequest(), timeout_s)
+        )
+
+    def tokenize(
+        self, prompt: str | Sequence[Message], *, timeout_s: float | None = None
+    ) -> tuple[int, ...]:
+        """The token ids of a text or of chat messages, as a prompt would have them."""
+        request = tokenize_request(prompt)
+        return tuple(self._call(self._stub.Tokenize, request, timeout_s).token_ids)
+
+    def abort(self, request_id: str, *, timeout_s: float | None = None) -> None:
+        """End a live request, of this client or another; raises UnknownRequest without one."""
+        self._call(self._stub.Abort, abort_request(request_id), timeout_s)
 
     def health(self, service: str = "", *, timeout_s: float | None = None) -> bool:
         """Whether the server is serving; raises where none answers."""
         request = health_pb2.HealthCheckRequest(service=service)
-        try:
-            answer = self._health.Check(request, timeout=timeout_s)
-        except grpc.RpcError as error:
-            raise translate(error, self.address) from None
+        answer = self._call(self._health.Check, request, timeout_s)
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def close(self) -> None:
         """Hang up: what is running is cancelled."""
         self._channel.close()
+
+    def _call(self, method: Callable[..., T], request: ProtoMessage, timeout_s: float | None) -> T:
+        try:
+            return method(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise translate(error, self.address) from None
 
     def _chunks(self, call: Call) -> Iterator[Chunk]:
         try:

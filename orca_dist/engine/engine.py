@@ -73,6 +73,7 @@ class Engine:
         model: Path,
         config: EngineConfig,
         *,
+        num_token_ids: int | None = None,
         log_config: LogConfig = QUIET,
         on_progress: OnProgress | None = None,
         placement: Placement | None = None,
@@ -80,11 +81,12 @@ class Engine:
         """Blocks until a warm-up request has passed all stages.
 
         Raises ModelError, ConfigError or StartupError; nothing is left running then.
-        `log_config` is how the stages log; `placement` replaces the launcher's own (tests
-        bring stages with delays).
+        `num_token_ids`: how many ids the tokenizer has; the rows of a padded head beyond
+        them are never sampled. `log_config` is how the stages log; `placement` replaces
+        the launcher's own (tests bring stages with delays).
         """
         spec = load_spec(model)
-        settled = settle(model, spec, config, log_config)
+        settled = settle(model, spec, config, log_config, num_token_ids=num_token_ids)
         max_model_len = settle_max_model_len(spec, config)
         check_folder(model, spec)
         on_progress = on_progress or log.info

@@ -65,6 +65,7 @@ class PipelineConfig:
     layer_block_bytes: int
     gpu_memory_share: float
     inflight: int
+    num_token_ids: int
     start_timeout_s: float
     link_timeout_s: float
     log: LogConfig
@@ -220,6 +221,7 @@ class Pipeline:
             num_threads=config.num_threads,
             block_size=config.block_size,
             inflight=config.inflight,
+            num_token_ids=config.num_token_ids,
         )
 
     def _affordable_blocks(self) -> int:

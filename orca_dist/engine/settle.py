@@ -22,8 +22,18 @@ ITEMSIZE = {Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2}
 FAST_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 
 
-def settle(model: Path, spec: ModelSpec, config: EngineConfig, log: LogConfig) -> PipelineConfig:
-    """The pipeline to build; raises ConfigError naming what can't be had."""
+def settle(
+    model: Path,
+    spec: ModelSpec,
+    config: EngineConfig,
+    log: LogConfig,
+    *,
+    num_token_ids: int | None = None,
+) -> PipelineConfig:
+    """The pipeline to build; raises ConfigError naming what can't be had.
+
+    num_token_ids: ids from here on have no text; a head may have more rows than that.
+    """
     config.check()
     device = settle_device(config.device)
     if device is DeviceKind.CPU:
@@ -44,6 +54,7 @@ def settle(model: Path, spec: ModelSpec, config: EngineConfig, log: LogConfig) -
         * config.block_size,
         gpu_memory_share=config.memory_share or GPU_MEMORY_SHARE,
         inflight=config.inflight or config.stages,
+        num_token_ids=min(spec.vocab_size, num_token_ids or spec.vocab_size),
         start_timeout_s=config.start_timeout_s,
         link_timeout_s=config.link_timeout_s,
         log=log,

@@ -23,6 +23,7 @@ from orca_dist.errors import (
     QueueFull,
     RequestCancelled,
     RequestFailed,
+    UnknownRequest,
 )
 from orca_dist.params import SamplingParams
 
@@ -98,17 +99,20 @@ class EngineStreams:
         kv_tokens: int,
         eos_token_ids: frozenset[int],
         max_queue: int,
+        max_queue_tokens: int,
     ) -> None:
         self.vocab_size = vocab_size
         self.max_len = min(max_model_len, kv_tokens)
         self._limit = "max_model_len" if max_model_len <= kv_tokens else "kv_tokens"
         self.eos_token_ids = eos_token_ids
         self._max_queue = max_queue
+        self._max_queue_tokens = max_queue_tokens
         self._master = master
         self._keys = itertools.count(1)
         self._live: dict[int, RequestStream] = {}
         self._names: dict[str, int] = {}
-        self._started: set[int] = set()
+        self._waiting: dict[int, int] = {}  # prompt tokens of those without any output
+        self._waiting_tokens = 0
         self._lost: PipelineLost | None = None
 
     def open(
@@ -119,13 +123,14 @@ class EngineStreams:
             raise self._lost
         if request_id and request_id in self._names:
             raise DuplicateRequest(f"request_id {request_id!r} is in use by a live request")
-        if len(self._live) - len(self._started) >= self._max_queue:
-            raise QueueFull(f"{self._max_queue} requests are waiting already; try again later")
         request = self._request(prompt, params)
+        self._check_queue(len(prompt))
         name = request_id or self._name(request.id)
         stream = RequestStream(request.id, name, len(prompt), self)
         self._live[request.id] = stream
         self._names[stream.request_id] = request.id
+        self._waiting[request.id] = len(prompt)
+        self._waiting_tokens += len(prompt)
         self._master.submit(request)
         return stream
 
@@ -140,13 +145,20 @@ class EngineStreams:
             self._master.cancel(stream.key)
             stream.put(RequestCancelled(f"request {stream.request_id} was cancelled"))
 
+    def abort(self, request_id: str) -> None:
+        """Take a live request back by its name; raises UnknownRequest where there is none."""
+        key = self._names.get(request_id)
+        if key is None:
+            raise UnknownRequest(f"request_id {request_id!r} is not in use by a live request")
+        self.close(self._live[key])
+
     def deliver(self, outputs: Sequence[Output]) -> None:
         """All outputs of one iteration, on the front's loop."""
         for output in outputs:
             stream = self._live.get(output.id)
             if stream is None:
                 continue
-            self._started.add(output.id)
+            self._leave_queue(output.id)
             if output.reason:
                 self._forget(stream)
             if output.reason is FinishReason.ERROR:
@@ -164,7 +176,23 @@ class EngineStreams:
     def _forget(self, stream: RequestStream) -> None:
         del self._live[stream.key]
         del self._names[stream.request_id]
-        self._started.discard(stream.key)
+        self._leave_queue(stream.key)
+
+    def _leave_queue(self, key: int) -> None:
+        self._waiting_tokens -= self._waiting.pop(key, 0)
+
+    def _check_queue(self, prompt_len: int) -> None:
+        """A prompt that finds the queue empty is taken however long, else it never would be."""
+        if len(self._waiting) >= self._max_queue:
+            raise QueueFull(
+                f"{len(self._waiting)} requests are waiting already (max_queue = "
+                f"{self._max_queue}); try again later"
+            )
+        if self._waiting and self._waiting_tokens + prompt_len > self._max_queue_tokens:
+            raise QueueFull(
+                f"{self._waiting_tokens} prompt tokens are waiting already and {prompt_len} more "
+                f"are too many (max_queue_tokens = {self._max_queue_tokens}); try again later"
+            )
 
     def _name(self, key: int) -> str:
         """For a request without one; a client may have chosen r1, r2, ... for its own."""

@@ -2,6 +2,5 @@
 
 from orca_dist.server.app import Server
 from orca_dist.server.listener import Listener, listen
-from orca_dist.server.servicer import ServerClosing
 
-__all__ = ["Listener", "Server", "ServerClosing", "listen"]
+__all__ = ["Listener", "Server", "listen"]

@@ -14,19 +14,23 @@ from pathlib import PurePath
 from types import TracebackType
 from typing import Self, TypeVar
 
+from grpc_health.v1 import health
+from grpc_reflection.v1alpha import reflection
+
 from orca_dist.config import ServerConfig
 from orca_dist.engine.streams import EngineStreams
-from orca_dist.errors import PipelineLost
+from orca_dist.errors import PipelineLost, ServerClosing
 from orca_dist.proto.v1 import generate_pb2 as pb
 from orca_dist.server import convert
 from orca_dist.server.health import Health
 from orca_dist.server.listener import Listener, listen
 from orca_dist.server.ports import ServedEngine
 from orca_dist.server.prompts import ChatRenderer, PromptReader
-from orca_dist.server.servicer import GenerateServicer, ServerClosing, handlers
+from orca_dist.server.servicer import SERVICE, GenerateServicer, handlers
 from orca_dist.server.waiting import wait_at_most
 from orca_dist.text import Detokenizer, Tokenizer
 
+REFLECTED = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
 STATUS_GRACE_S = 1.0  # for statuses on their way when the server stops
 
 log = logging.getLogger(__name__)
@@ -44,6 +48,7 @@ class Server:
         config: ServerConfig,
         *,
         max_queue: int,
+        max_queue_tokens: int,
         listener: Listener | None = None,
     ) -> None:
         """`listener`: a port taken earlier; by default `start` takes the one of `config`."""
@@ -51,8 +56,10 @@ class Server:
         self._tokenizer = tokenizer
         self._config = config
         self._listener = listener
+        self._chat = chat
         self._prompts = PromptReader(tokenizer, chat)
         self._max_queue = max_queue
+        self._max_queue_tokens = max_queue_tokens
         self._health = Health()
         self._lost: asyncio.Future[PipelineLost] | None = None
         self._farewell: asyncio.Task[None] | None = None
@@ -88,6 +95,7 @@ class Server:
         server = self._listener.server
         server.add_generic_rpc_handlers((handlers(self._servicer),))
         await self._health.join(server)
+        reflection.enable_server_reflection(REFLECTED, server)
         await server.start()
         await self._health.set(serving=True)
 
@@ -129,6 +137,7 @@ class Server:
             kv_tokens=self._engine.kv_tokens,
             eos_token_ids=frozenset(spec.eos_token_ids) | frozenset(self._tokenizer.eos_token_ids),
             max_queue=self._max_queue,
+            max_queue_tokens=self._max_queue_tokens,
         )
 
     def _make_servicer(self) -> GenerateServicer:
@@ -137,12 +146,23 @@ class Server:
             prompts=self._prompts,
             assembler=lambda: Detokenizer(self._tokenizer),
             info=self._info,
+            model=self._model_info,
         )
 
     def _info(self) -> pb.ServerInfoResponse:
-        info = self._engine.info()
-        name = self._config.served_model_name or PurePath(info.model).name
-        return convert.server_info(info, model=name)
+        return convert.server_info(self._engine.info(), model=self._name())
+
+    def _model_info(self) -> pb.ModelInfoResponse:
+        return convert.model_info(
+            name=self._name(),
+            vocab_size=self._engine.spec.vocab_size,
+            max_model_len=self._engine.max_model_len,
+            eos_token_ids=self._streams.eos_token_ids,
+            chat=self._chat.available,
+        )
+
+    def _name(self) -> str:
+        return self._config.served_model_name or PurePath(self._engine.info().model).name
 
 
 def _from_thread(

@@ -7,12 +7,13 @@ parameters are checked by `SamplingParams.check`, the prompt's length and ids by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from orca_dist import __version__
+from orca_dist.answers import Piece
 from orca_dist.core import FinishReason
 from orca_dist.errors import InvalidRequest
 from orca_dist.params import SamplingParams
@@ -21,33 +22,23 @@ from orca_dist.server.ports import EngineInfo, StageStatus
 
 PROMPT_KINDS = ("text", "token_ids", "chat")
 MAX_REQUEST_ID_LEN = 256
+M = TypeVar("M", bound=Message)
 FINISH_REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A part of an answer; `reason` is set on the last one. `num_tokens`: generated so far."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    reason: FinishReason | None
-    num_tokens: int
-
-
-def parse_request(data: bytes) -> pb.GenerateRequest:
-    """The request in `data`; raises InvalidRequest where it isn't one."""
+def parse(kind: type[M], data: bytes) -> M:
+    """The message in `data`; raises InvalidRequest where it isn't one."""
     try:
-        return pb.GenerateRequest.FromString(data)
+        return kind.FromString(data)
     except DecodeError as error:
-        raise InvalidRequest(
-            "request", f"is not a valid orca.v1.GenerateRequest: {error}"
-        ) from None
+        name = kind.DESCRIPTOR.full_name
+        raise InvalidRequest("request", f"is not a valid {name}: {error}") from None
 
 
-def request_id(request: pb.GenerateRequest) -> str:
+def request_id(request: pb.GenerateRequest | pb.AbortRequest) -> str:
     """The client's id for the request, "" where it leaves the choice to us."""
     if len(request.request_id) > MAX_REQUEST_ID_LEN:
         raise InvalidRequest(
@@ -57,16 +48,19 @@ def request_id(request: pb.GenerateRequest) -> str:
     return request.request_id
 
 
-def prompt_kind(request: pb.GenerateRequest) -> str:
+def prompt_kind(request: pb.GenerateRequest | pb.TokenizeRequest) -> str:
     """Which of text, token_ids and chat is set; raises InvalidRequest unless it is one."""
-    kinds = [kind for kind in PROMPT_KINDS if request.HasField(kind)]
+    known = [kind for kind in PROMPT_KINDS if kind in request.DESCRIPTOR.fields_by_name]
+    kinds = [kind for kind in known if request.HasField(kind)]
     if len(kinds) != 1:
+        choice = f"{', '.join(known[:-1])} and {known[-1]}"
         found = " and ".join(kinds) or "none"
-        raise InvalidRequest("prompt", f"set exactly one of text, token_ids and chat, not {found}")
+        raise InvalidRequest("prompt", f"set exactly one of {choice}, not {found}")
     return kinds[0]
 
 
 def text_prompt(request: pb.GenerateRequest) -> str:
+    """A prompt's text; a blank one is refused, for it would be an accident."""
     if not request.text.strip():
         raise InvalidRequest("text", "is empty or blank; give at least one visible character")
     return request.text
@@ -79,7 +73,7 @@ def token_prompt(request: pb.GenerateRequest) -> Sequence[int]:
     return request.token_ids.ids
 
 
-def chat_prompt(request: pb.GenerateRequest) -> list[dict[str, str]]:
+def chat_prompt(request: pb.GenerateRequest | pb.TokenizeRequest) -> list[dict[str, str]]:
     """The messages as a chat template wants them, and checks them."""
     return [{"role": message.role, "content": message.content} for message in request.chat.messages]
 
@@ -95,6 +89,8 @@ def sampling_params(message: pb.SamplingParams) -> SamplingParams:
         min_p=message.min_p if message.HasField("min_p") else default.min_p,
         seed=message.seed if message.HasField("seed") else default.seed,
         ignore_eos=message.ignore_eos if message.HasField("ignore_eos") else default.ignore_eos,
+        stop=tuple(message.stop),
+        include_stop=message.include_stop,  # unset reads as the default
     )
     params.check()
     return params
@@ -127,6 +123,23 @@ def response(
         token_ids=[token for piece in pieces for token in piece.token_ids],
         finish_reason=FINISH_REASONS[last.reason],
         usage=usage(num_prompt_tokens=num_prompt_tokens, num_tokens=last.num_tokens),
+    )
+
+
+def tokenized(ids: Sequence[int]) -> pb.TokenizeResponse:
+    return pb.TokenizeResponse(token_ids=ids, count=len(ids))
+
+
+def model_info(
+    *, name: str, vocab_size: int, max_model_len: int, eos_token_ids: Iterable[int], chat: bool
+) -> pb.ModelInfoResponse:
+    """`chat`: whether there is a chat template."""
+    return pb.ModelInfoResponse(
+        name=name,
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        eos_token_ids=sorted(eos_token_ids),
+        has_chat_template=chat,
     )
 
 

@@ -29,6 +29,8 @@ class ChatRenderer(Protocol):
     that has no chat template.
     """
 
+    @property
+    def available(self) -> bool: ...
     def render(self, messages: Sequence[Mapping[str, str]]) -> str: ...
 
 
@@ -44,15 +46,29 @@ class PromptReader:
         kind = convert.prompt_kind(request)
         if kind == "token_ids":
             return convert.token_prompt(request)
-        encode = self._text_job(request) if kind == "text" else self._chat_job(request)
-        if request.ByteSize() < LARGE_PROMPT_BYTES:
-            return encode()
-        return await asyncio.to_thread(encode)
+        if kind == "chat":
+            return await _run(self._chat_job(request), request)
+        return await _run(self._text_job(convert.text_prompt(request)), request)
 
-    def _text_job(self, request: pb.GenerateRequest) -> Callable[[], list[int]]:
-        text = convert.text_prompt(request)
+    async def encode(self, request: pb.TokenizeRequest) -> Sequence[int]:
+        """The ids of a text or a chat, as `read` gives them; a text may be blank here."""
+        if convert.prompt_kind(request) == "chat":
+            return await _run(self._chat_job(request), request)
+        return await _run(self._text_job(request.text), request)
+
+    def _text_job(self, text: str) -> Callable[[], list[int]]:
         return lambda: self._encoder.encode(text)
 
-    def _chat_job(self, request: pb.GenerateRequest) -> Callable[[], list[int]]:
+    def _chat_job(
+        self, request: pb.GenerateRequest | pb.TokenizeRequest
+    ) -> Callable[[], list[int]]:
         messages = convert.chat_prompt(request)  # the template itself writes <s> and the like
         return lambda: self._encoder.encode(self._chat.render(messages), add_special_tokens=False)
+
+
+async def _run(
+    job: Callable[[], list[int]], request: pb.GenerateRequest | pb.TokenizeRequest
+) -> list[int]:
+    if request.ByteSize() < LARGE_PROMPT_BYTES:
+        return job()
+    return await asyncio.to_thread(job)

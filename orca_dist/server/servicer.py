@@ -15,21 +15,22 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from google.protobuf.message import Message
+from grpc_status import rpc_status
 
+from orca_dist.answers import Piece, TextAssembler, pieces
 from orca_dist.engine.streams import EngineStreams, RequestStream
-from orca_dist.errors import InvalidRequest, OrcaError
+from orca_dist.errors import OrcaError
 from orca_dist.logs import about_request
 from orca_dist.params import SamplingParams
 from orca_dist.proto.v1 import generate_pb2 as pb
 from orca_dist.server import convert
-from orca_dist.server.answers import TextAssembler, pieces
+from orca_dist.server.details import rich_status
 from orca_dist.server.prompts import PromptReader
 from orca_dist.server.waiting import wait_at_most
+from orca_dist.text import StopMatcher
 
 SERVICE = "orca.v1.GenerateService"
-CODE_TRAILER = "orca-error"  # the error's stable code, for clients
-FIELD_TRAILER = "orca-field"  # the field of an invalid request
-MAX_MESSAGE_LEN = 1000  # statuses travel in headers, which have a limit of their own
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[bytes, Any]
@@ -37,15 +38,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class ServerClosing(OrcaError):
-    """The server is shutting down."""
-
-    code = "server_closing"
-    status = "UNAVAILABLE"
-
-
 class GenerateServicer:
-    """The service's three calls. One loop only."""
+    """The service's calls. One loop only."""
 
     def __init__(
         self,
@@ -54,11 +48,13 @@ class GenerateServicer:
         prompts: PromptReader,
         assembler: Callable[[], TextAssembler],
         info: Callable[[], pb.ServerInfoResponse],
+        model: Callable[[], pb.ModelInfoResponse],
     ) -> None:
         self._streams = streams
         self._prompts = prompts
         self._assembler = assembler
         self._info = info
+        self._model = model
         self._open: set[RequestStream] = set()
         self._num_calls = 0
         self._idle = asyncio.Event()
@@ -67,8 +63,8 @@ class GenerateServicer:
 
     async def generate_stream(self, data: bytes, context: Context) -> None:
         """GenerateStream. A plain coroutine: a generator's `finally` waits for the collector."""
-        async with self._call(context), self._stream(data) as stream:
-            async for piece in pieces(stream, self._assembler()):
+        async with self._call(context), self._answer(data) as (stream, parts):
+            async for piece in parts:
                 await context.write(
                     convert.chunk(
                         piece,
@@ -79,9 +75,9 @@ class GenerateServicer:
 
     async def generate(self, data: bytes, context: Context) -> pb.GenerateResponse:
         """Generate."""
-        async with self._call(context), self._stream(data) as stream:
+        async with self._call(context), self._answer(data) as (stream, parts):
             return convert.response(
-                [piece async for piece in pieces(stream, self._assembler())],
+                [piece async for piece in parts],
                 request_id=stream.request_id,
                 num_prompt_tokens=stream.num_prompt_tokens,
             )
@@ -90,6 +86,23 @@ class GenerateServicer:
         """ServerInfo."""
         async with self._call(context):
             return self._info()
+
+    async def model_info(self, data: bytes, context: Context) -> pb.ModelInfoResponse:
+        """ModelInfo."""
+        async with self._call(context):
+            return self._model()
+
+    async def tokenize(self, data: bytes, context: Context) -> pb.TokenizeResponse:
+        """Tokenize."""
+        async with self._call(context):
+            request = convert.parse(pb.TokenizeRequest, data)
+            return convert.tokenized(await self._prompts.encode(request))
+
+    async def abort(self, data: bytes, context: Context) -> pb.AbortResponse:
+        """Abort."""
+        async with self._call(context):
+            self._streams.abort(convert.request_id(convert.parse(pb.AbortRequest, data)))
+            return pb.AbortResponse()
 
     def refuse(self, error: OrcaError) -> None:
         """From now on every call ends with `error`."""
@@ -123,9 +136,11 @@ class GenerateServicer:
                 self._idle.set()
 
     @contextlib.asynccontextmanager
-    async def _stream(self, data: bytes) -> AsyncIterator[RequestStream]:
-        """The stream of the request in `data`; given back when the call ends."""
-        request = convert.parse_request(data)
+    async def _answer(
+        self, data: bytes
+    ) -> AsyncIterator[tuple[RequestStream, AsyncIterator[Piece]]]:
+        """The stream of the request in `data`, given back when the call ends, and its answer."""
+        request = convert.parse(pb.GenerateRequest, data)
         request_id = convert.request_id(request)
         params = convert.sampling_params(request.sampling)
         prompt = await self._prompts.read(request)
@@ -133,9 +148,10 @@ class GenerateServicer:
         stream = self._streams.open(prompt=prompt, params=params, request_id=request_id)
         self._open.add(stream)
         try:
+            stops = StopMatcher(params.stop, include_stop=params.include_stop)
             with about_request(stream.request_id):
                 _log_start(stream, params)
-                yield stream
+                yield stream, pieces(stream, self._assembler(), stops)
                 _log_end(stream)
         finally:
             stream.close()
@@ -156,28 +172,28 @@ def _log_end(stream: RequestStream) -> None:
 
 def handlers(servicer: GenerateServicer) -> grpc.GenericRpcHandler[bytes, Any]:
     """The service for grpc.aio.Server.add_generic_rpc_handlers."""
-    serialize = pb.GenerateChunk.SerializeToString
     return grpc.method_handlers_generic_handler(
         SERVICE,
         {
             "GenerateStream": grpc.unary_stream_rpc_method_handler(
-                servicer.generate_stream, response_serializer=serialize
+                servicer.generate_stream, response_serializer=pb.GenerateChunk.SerializeToString
             ),
-            "Generate": grpc.unary_unary_rpc_method_handler(
-                servicer.generate, response_serializer=pb.GenerateResponse.SerializeToString
-            ),
-            "ServerInfo": grpc.unary_unary_rpc_method_handler(
-                servicer.server_info, response_serializer=pb.ServerInfoResponse.SerializeToString
-            ),
+            "Generate": _unary(servicer.generate, pb.GenerateResponse),
+            "ServerInfo": _unary(servicer.server_info, pb.ServerInfoResponse),
+            "ModelInfo": _unary(servicer.model_info, pb.ModelInfoResponse),
+            "Tokenize": _unary(servicer.tokenize, pb.TokenizeResponse),
+            "Abort": _unary(servicer.abort, pb.AbortResponse),
         },
+    )
+
+
+def _unary(method: Callable[[bytes, Context], Any], response: type[Message]) -> Any:
+    return grpc.unary_unary_rpc_method_handler(
+        method, response_serializer=response.SerializeToString
     )
 
 
 async def _abort(context: Context, error: OrcaError) -> Any:
     """End the call with the error's status; raises, as grpc's abort does."""
-    trailers = [(CODE_TRAILER, error.code)]
-    if isinstance(error, InvalidRequest):
-        trailers.append((FIELD_TRAILER, error.field))
-    await context.abort(
-        grpc.StatusCode[error.status], str(error)[:MAX_MESSAGE_LEN], tuple(trailers)
-    )
+    status = rpc_status.to_status(rich_status(error))
+    await context.abort(status.code, status.details, status.trailing_metadata)

@@ -218,7 +218,8 @@ class StageWorker:
 
     def _sample_entry(self, result: Result, entry: Sampled, logits_LV: torch.Tensor) -> None:
         try:
-            token = sample_row(logits_LV[-1], entry.sampling, entry.position)
+            logits_V = logits_LV[-1, : self._setup.num_token_ids or None]
+            token = sample_row(logits_V, entry.sampling, entry.position)
         except ValueError as error:
             result.failed.append(FailedRequest(id=entry.id, message=str(error)))
             return

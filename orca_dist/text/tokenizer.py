@@ -47,6 +47,11 @@ class Tokenizer:
         """Number of ids with a text, added ones included; a model may have more rows."""
         return self._tokenizer.get_vocab_size()
 
+    @property
+    def num_ids(self) -> int:
+        """One more than the highest id with a text; there may be gaps below it."""
+        return max(self._known_ids) + 1
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; raises InvalidRequest if it isn't Unicode text."""
         try:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -71,6 +72,21 @@ def test_fifty_cancels_leave_nothing(server: Served) -> None:
             answer = client.generate(_prompt(7), SamplingParams(max_tokens=3))
             assert answer.token_ids == _letters(7, 3)
     _drained(server)
+
+
+def test_a_stop_string_ends_an_answer_and_frees_its_room(server: Served) -> None:
+    """F31: streamed and unary say the same, and no token after the stop is counted."""
+    params = SamplingParams(max_tokens=190, stop=("MN",))
+    with server.client() as client:
+        chunks = list(client.stream(_prompt(0), params))
+        whole = client.generate(_prompt(0), params)
+        included = client.generate(_prompt(0), replace(params, include_stop=True))
+    assert "".join(chunk.text for chunk in chunks) == whole.text == "BCDEFGHIJKL"
+    assert included.text == "BCDEFGHIJKLMN"
+    assert whole.token_ids == included.token_ids == _letters(0, 13)
+    assert (whole.finish_reason, whole.usage.completion_tokens) == (FinishReason.STOP, 13)
+    _drained(server)
+    assert server.engine.load().used_slots == 0
 
 
 def _take(stream: Iterator[Chunk], count: int) -> list[Chunk]:

@@ -8,13 +8,13 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from orca_dist import __version__
 from orca_dist.cli.generate import SamplingFlags
+from orca_dist.cli.knobs import knobs
 from orca_dist.cli.main import commands, main, run
 from orca_dist.cli.settings import Settings
 from orca_dist.cli.usage import parse
@@ -159,8 +159,8 @@ def test_flags_win_over_the_file_and_the_file_over_variables(
 
 
 def test_sampling_flags_are_the_sampling_params_but_for_what_no_server_offers() -> None:
-    flags = {(f.name, f.type, f.default) for f in fields(SamplingFlags)}
-    params = {(f.name, f.type, f.default) for f in fields(SamplingParams)}
+    flags = {(k.name, k.type, k.default) for k in knobs(SamplingFlags)}
+    params = {(k.name, k.type, k.default) for k in knobs(SamplingParams)}
     assert {name for name, _, _ in params - flags} == {"return_logits"}
     assert flags - params == set()
 

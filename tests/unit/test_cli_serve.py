@@ -22,12 +22,22 @@ ROOT = Path(__file__).resolve().parents[2]
 END_S = 30.0
 SCRIPTED = "tests.fixtures.serve_scripted"
 PROMPT = [5]
+CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 5,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "vocab_size": 315,
+    "max_position_embeddings": 64,
+}
 
 
 @contextmanager
 def served(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The process and the address it says it is ready at."""
     folder = byte_tokenizer(folder)
+    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     process = subprocess.Popen(
         [sys.executable, "-m", SCRIPTED, "serve", str(folder), "--port", "0", *flags],
         cwd=ROOT,
@@ -89,6 +99,8 @@ def test_commands_talk_to_the_server(tmp_path: Path, capfd: pytest.CaptureFixtur
     with served(tmp_path, "--served-model-name", "tiny-one") as (_, address):
         plain = told("generate AB --max-tokens 3")
         document = told("generate AB --max-tokens 3 --json")
+        stopped = told("generate AB --stop X --stop AAA")
+        included = told("generate AB --stop AA --include-stop")
         refused = told("generate AB --top-p 7")
         chat = told("generate AB --chat")
         info = told("info")
@@ -101,6 +113,8 @@ def test_commands_talk_to_the_server(tmp_path: Path, capfd: pytest.CaptureFixtur
         "finish_reason": "length",
         "usage": {"prompt_tokens": 3, "completion_tokens": 3, "cached_tokens": 0},
     }
+    assert stopped == (0, "\n", "")
+    assert included == (0, "AA\n", "")
     assert refused == (1, "", "error: top_p: 7.0 is not in (0, 1]\n")
     assert chat[0] == 1
     assert "no chat template" in chat[2]

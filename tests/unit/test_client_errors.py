@@ -12,12 +12,13 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2
 
 from orca_dist.client import AsyncClient, Client, DeadlineExceeded, ServerUnavailable
-from orca_dist.client.errors import BY_CODE, CODE_TRAILER, FIELD_TRAILER, translate
+from orca_dist.client.errors import BY_CODE, translate
 from orca_dist.errors import InvalidRequest, OrcaError, QueueFull, RequestCancelled
 from orca_dist.params import SamplingParams
-from orca_dist.server import servicer
+from orca_dist.server.details import rich_status
 from tests.fixtures.checkpoints import byte_tokenizer
 from tests.fixtures.front import run, serving
 from tests.fixtures.scripted_engine import ScriptedEngine
@@ -28,9 +29,9 @@ ADDRESS = "host:1"
 class Failure(grpc.RpcError):
     """A failed call as grpc reports it."""
 
-    def __init__(self, status: grpc.StatusCode, details: str, **trailers: str) -> None:
+    def __init__(self, status: grpc.StatusCode, details: str, rich: bytes = b"") -> None:
         self._status, self._details = status, details
-        self._trailers = [(key.replace("_", "-"), value) for key, value in trailers.items()]
+        self._trailers = [("grpc-status-details-bin", rich)] if rich else []
 
     def code(self) -> grpc.StatusCode:
         return self._status
@@ -38,21 +39,22 @@ class Failure(grpc.RpcError):
     def details(self) -> str:
         return self._details
 
-    def trailing_metadata(self) -> list[tuple[str, str]]:
+    def trailing_metadata(self) -> list[tuple[str, bytes]]:
         return self._trailers
 
 
 # ---- statuses ----------------------------------------------------------
 
 
-def test_server_and_client_agree_on_the_trailers() -> None:
-    assert (CODE_TRAILER, FIELD_TRAILER) == (servicer.CODE_TRAILER, servicer.FIELD_TRAILER)
+def failure_of(error: OrcaError) -> Failure:
+    """As the server sends `error`."""
+    rich = rich_status(error)
+    return Failure(grpc.StatusCode[error.status], rich.message, rich.SerializeToString())
 
 
 @pytest.mark.parametrize("kind", BY_CODE.values())
 def test_an_error_of_ours_comes_back_as_itself(kind: type[OrcaError]) -> None:
-    failure = Failure(grpc.StatusCode[kind.status], "it happened", orca_error=kind.code)
-    error = translate(failure, ADDRESS)
+    error = translate(failure_of(kind("it happened")), ADDRESS)
     assert (type(error), str(error)) == (kind, "it happened")
 
 
@@ -62,12 +64,7 @@ def test_every_error_of_a_call_has_its_code_known() -> None:
 
 
 def test_an_invalid_request_keeps_its_field() -> None:
-    failure = Failure(
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "top_p: 7.0 is not in (0, 1]",
-        orca_error="invalid_request",
-        orca_field="top_p",
-    )
+    failure = failure_of(InvalidRequest("top_p", "7.0 is not in (0, 1]"))
     error = translate(failure, ADDRESS)
     assert isinstance(error, InvalidRequest)
     assert (error.field, str(error)) == ("top_p", "top_p: 7.0 is not in (0, 1]")
@@ -90,8 +87,49 @@ def test_a_foreign_status_names_the_address(status: grpc.StatusCode, kind: type[
 
 
 def test_a_code_newer_than_the_client_goes_by_status() -> None:
-    failure = Failure(grpc.StatusCode.UNAVAILABLE, "closing", orca_error="of_tomorrow")
-    assert type(translate(failure, ADDRESS)) is ServerUnavailable
+    class OfTomorrow(OrcaError):
+        code = "of_tomorrow"
+        status = "UNAVAILABLE"
+
+    assert type(translate(failure_of(OfTomorrow("closing")), ADDRESS)) is ServerUnavailable
+
+
+def test_a_full_queue_says_when_to_try_again() -> None:
+    error = translate(failure_of(QueueFull("4 wait", retry_after_s=2.5)), ADDRESS)
+    assert isinstance(error, QueueFull)
+    assert (str(error), error.retry_after_s) == ("4 wait", 2.5)
+
+
+def test_long_messages_are_cut_to_fit_into_headers() -> None:
+    failure = failure_of(InvalidRequest("chat", "🙂" * 5000))
+    error = translate(failure, ADDRESS)
+    assert isinstance(error, InvalidRequest)
+    assert error.field == "chat"
+    assert set(str(error).removeprefix("chat: ")) == {"🙂"}
+    (_, rich), *_ = failure.trailing_metadata()
+    assert len(rich) < 2500
+
+
+def damaged(message: str, *, value: bytes = b"", domain: str = "orca-dist") -> Failure:
+    """A rich status that is none of ours, or no longer."""
+    rich = rich_status(QueueFull("full"))
+    info = error_details_pb2.ErrorInfo(reason="queue_full", domain=domain)
+    rich.details[0].Pack(info)
+    rich.details[0].value = value or rich.details[0].value
+    return Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, message, rich.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        damaged("full", domain="example.com"),
+        damaged("full", value=b"\xff\xff"),
+        damaged("another message"),
+        Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", b"\xff\xff"),
+    ],
+)
+def test_details_that_are_not_ours_are_left_alone(failure: Failure) -> None:
+    assert isinstance(translate(failure, ADDRESS), InvalidRequest)  # as without any
 
 
 # ---- what a message can't hold -----------------------------------------

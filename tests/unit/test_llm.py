@@ -24,7 +24,8 @@ SCRIPT = {5: HELLO, HELLO: BANG, BANG: EOS, letter("A"): letter("B"), letter("B"
 def engine(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
     engine = ScriptedEngine(SCRIPT, default=letter("Z"))
 
-    def start(model: Path, config: EngineConfig) -> ScriptedEngine:
+    def start(model: Path, config: EngineConfig, *, num_token_ids: int) -> ScriptedEngine:
+        assert num_token_ids == SPEC.vocab_size
         engine.config = config  # type: ignore[attr-defined]
         return engine.__enter__()
 
@@ -74,6 +75,23 @@ def test_a_bad_prompt_is_refused_and_takes_the_others_back(
         llm.generate([[5, 6], [315]])
     assert engine.wait_for(lambda: engine.num_live == 0)
     assert llm.generate([[5]])[0].text == "Hello!"
+
+
+def test_stop_strings_end_an_answer(llm: LLM, engine: ScriptedEngine) -> None:
+    params = SamplingParams(stop=("o!",), return_logits=True)
+    one, two = llm.generate(
+        [[5, 5], [5]], [params, SamplingParams(stop=("o!",), include_stop=True)]
+    )
+    assert (one.text, one.token_ids, one.finish_reason) == (
+        "Hell",
+        [HELLO, BANG],
+        FinishReason.STOP,
+    )
+    assert one.usage.completion_tokens == 2
+    assert one.logits is not None
+    assert one.logits.shape == (2 + 2 - 1, SPEC.vocab_size)
+    assert two.text == "Hello!"
+    assert sorted(kept for _, kept in engine.finished) == [2, 2]
 
 
 def test_params_must_match_the_prompts(llm: LLM) -> None:

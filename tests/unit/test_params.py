@@ -57,6 +57,19 @@ def test_limits_are_inclusive(field: str, value: float) -> None:
     SamplingParams(**{field: value}).check()  # type: ignore[arg-type]
 
 
+def test_stops_are_bounded() -> None:
+    SamplingParams(stop=("x" * 256,) * 16).check()
+    for stop in (("x",) * 17, ("x" * 257,), ("x", "")):
+        with pytest.raises(InvalidRequest) as raised:
+            SamplingParams(stop=stop).check()
+        assert raised.value.field == "stop"
+
+
+def test_one_text_is_one_stop() -> None:
+    assert SamplingParams(stop="MN").stop == ("MN",)  # type: ignore[arg-type]
+    assert SamplingParams(stop=["M", "N"]).stop == ("M", "N")  # type: ignore[arg-type]
+
+
 def test_a_seed_of_zero_is_a_seed() -> None:
     assert SamplingParams(seed=0).settled(seed=77).seed == 0
     assert SamplingParams().settled(seed=77).seed == 77

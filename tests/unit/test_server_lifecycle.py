@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from orca_dist.client import AsyncClient, Chunk, ServerUnavailable
 from orca_dist.config import ServerConfig
-from orca_dist.errors import ConfigError, OrcaError, PipelineLost, StartupError
+from orca_dist.errors import ConfigError, OrcaError, PipelineLost, ServerClosing, StartupError
 from orca_dist.params import SamplingParams
 from orca_dist.server import listen
 from tests.fixtures.checkpoints import byte_tokenizer
@@ -204,7 +204,7 @@ def test_closing_ends_running_calls_with_unavailable(folder: Path) -> None:
             await asyncio.to_thread(engine.wait_for, lambda: len(engine.submitted) == 2)
             await server.stop(0.1)
             ends = await asyncio.gather(*calls, return_exceptions=True)
-            assert {type(end) for end in ends} == {ServerUnavailable}
+            assert {type(end) for end in ends} == {ServerClosing}
             assert "shutting down" in str(ends[0])
             assert len(engine.cancelled) == 2
 

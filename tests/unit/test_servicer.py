@@ -220,7 +220,7 @@ def test_large_prompts_are_tokenised_off_the_loop() -> None:
     run(case())
 
 
-def test_a_full_queue_refuses_at_once_and_serves_the_admitted(folder: Path) -> None:
+def test_e30_a_full_queue_refuses_at_once_and_serves_the_admitted(folder: Path) -> None:
     async def case() -> None:
         engine = ScriptedEngine(paused=True, max_running=1)
         params = SamplingParams(max_tokens=3)
@@ -230,10 +230,31 @@ def test_a_full_queue_refuses_at_once_and_serves_the_admitted(folder: Path) -> N
                 await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED, timeout=0.1)
             refusals = [call.exception() for call in calls if call.done()]
             assert {type(error) for error in refusals} == {QueueFull}
+            assert {getattr(error, "retry_after_s", 0) for error in refusals} == {1.0}
             engine.resume()
             answers = await asyncio.gather(*calls, return_exceptions=True)
             assert sum(not isinstance(answer, BaseException) for answer in answers) == 4
             await client.generate(PROMPT, params)
+
+    run(case())
+
+
+def test_a_queue_full_of_tokens_refuses_at_once_too(folder: Path) -> None:
+    async def case() -> None:
+        engine = ScriptedEngine(paused=True)
+        params = SamplingParams(max_tokens=3)
+        async with serving(engine, folder, max_queue_tokens=40) as (_, client):
+            waiting = asyncio.create_task(client.generate(PROMPT * 30, params))
+            await asyncio.to_thread(engine.wait_for, lambda: bool(engine.submitted))
+            with pytest.raises(QueueFull, match=r"30 prompt tokens .* 11 more") as raised:
+                await client.generate(PROMPT * 11, params)
+            assert raised.value.retry_after_s == 1.0
+            fits = asyncio.create_task(client.generate(PROMPT * 10, params))
+            await asyncio.to_thread(engine.wait_for, lambda: len(engine.submitted) == 2)
+            engine.resume()
+            for call in (waiting, fits):
+                assert (await call).usage.completion_tokens == 3
+            await client.generate(PROMPT * 60, params)
 
     run(case())
 

@@ -49,7 +49,7 @@ def test_no_eos_at_all(folder: Path, entry: str | None) -> None:
 
 def test_sizes_and_specials(folder: Path) -> None:
     tokenizer = Tokenizer.load(folder)
-    assert tokenizer.vocab_size == BYTE_VOCAB_SIZE
+    assert tokenizer.vocab_size == tokenizer.num_ids == BYTE_VOCAB_SIZE
     assert tokenizer.special_ids == {0, 1, 2}
 
 

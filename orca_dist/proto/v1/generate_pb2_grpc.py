@@ -49,6 +49,21 @@ class GenerateServiceStub(object):
                 request_serializer=orca__dist_dot_proto_dot_v1_dot_generate__pb2.ServerInfoRequest.SerializeToString,
                 response_deserializer=orca__dist_dot_proto_dot_v1_dot_generate__pb2.ServerInfoResponse.FromString,
                 _registered_method=True)
+        self.Abort = channel.unary_unary(
+                '/orca.v1.GenerateService/Abort',
+                request_serializer=orca__dist_dot_proto_dot_v1_dot_generate__pb2.AbortRequest.SerializeToString,
+                response_deserializer=orca__dist_dot_proto_dot_v1_dot_generate__pb2.AbortResponse.FromString,
+                _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/orca.v1.GenerateService/Tokenize',
+                request_serializer=orca__dist_dot_proto_dot_v1_dot_generate__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=orca__dist_dot_proto_dot_v1_dot_generate__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.ModelInfo = channel.unary_unary(
+                '/orca.v1.GenerateService/ModelInfo',
+                request_serializer=orca__dist_dot_proto_dot_v1_dot_generate__pb2.ModelInfoRequest.SerializeToString,
+                response_deserializer=orca__dist_dot_proto_dot_v1_dot_generate__pb2.ModelInfoResponse.FromString,
+                _registered_method=True)
 
 
 class GenerateServiceServicer(object):
@@ -76,6 +91,28 @@ class GenerateServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Abort(self, request, context):
+        """Ends a live request of anyone's; its own call ends with CANCELLED. NOT_FOUND where no
+        live request has the id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """The ids that a text or a chat would have as a prompt.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ModelInfo(self, request, context):
+        """What a client needs to know of the model to write requests for it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerateServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -93,6 +130,21 @@ def add_GenerateServiceServicer_to_server(servicer, server):
                     servicer.ServerInfo,
                     request_deserializer=orca__dist_dot_proto_dot_v1_dot_generate__pb2.ServerInfoRequest.FromString,
                     response_serializer=orca__dist_dot_proto_dot_v1_dot_generate__pb2.ServerInfoResponse.SerializeToString,
+            ),
+            'Abort': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abort,
+                    request_deserializer=orca__dist_dot_proto_dot_v1_dot_generate__pb2.AbortRequest.FromString,
+                    response_serializer=orca__dist_dot_proto_dot_v1_dot_generate__pb2.AbortResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=orca__dist_dot_proto_dot_v1_dot_generate__pb2.TokenizeRequest.FromString,
+                    response_serializer=orca__dist_dot_proto_dot_v1_dot_generate__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'ModelInfo': grpc.unary_unary_rpc_method_handler(
+                    servicer.ModelInfo,
+                    request_deserializer=orca__dist_dot_proto_dot_v1_dot_generate__pb2.ModelInfoRequest.FromString,
+                    response_serializer=orca__dist_dot_proto_dot_v1_dot_generate__pb2.ModelInfoResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,6 +228,87 @@ class GenerateService(object):
             '/orca.v1.GenerateService/ServerInfo',
             orca__dist_dot_proto_dot_v1_dot_generate__pb2.ServerInfoRequest.SerializeToString,
             orca__dist_dot_proto_dot_v1_dot_generate__pb2.ServerInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abort(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/orca.v1.GenerateService/Abort',
+            orca__dist_dot_proto_dot_v1_dot_generate__pb2.AbortRequest.SerializeToString,
+            orca__dist_dot_proto_dot_v1_dot_generate__pb2.AbortResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/orca.v1.GenerateService/Tokenize',
+            orca__dist_dot_proto_dot_v1_dot_generate__pb2.TokenizeRequest.SerializeToString,
+            orca__dist_dot_proto_dot_v1_dot_generate__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ModelInfo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/orca.v1.GenerateService/ModelInfo',
+            orca__dist_dot_proto_dot_v1_dot_generate__pb2.ModelInfoRequest.SerializeToString,
+            orca__dist_dot_proto_dot_v1_dot_generate__pb2.ModelInfoResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -62,6 +62,15 @@ def cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid: set(range(12)))
 
 
+# ---- ids ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("known", "sampled"), [(None, 320), (315, 315), (320, 320), (400, 320)])
+def test_ids_without_a_text_are_left_out(known: int | None, sampled: int) -> None:
+    settled = settle(Path("m"), make_spec(), make_config(), LogConfig(), num_token_ids=known)
+    assert settled.num_token_ids == sampled
+
+
 # ---- device, dtype, link -----------------------------------------------
 
 

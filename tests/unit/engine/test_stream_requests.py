@@ -174,6 +174,37 @@ async def test_the_bound_counts_those_that_have_not_run(
 
 
 @on_loop
+async def test_the_bound_on_tokens_counts_those_that_wait(
+    streams: EngineStreams, master: NotingMaster
+) -> None:
+    def open_long(prompt_len: int) -> RequestStream:
+        return streams.open(prompt=[1] * prompt_len, params=GREEDY)
+
+    first = open_long(50)
+    with pytest.raises(QueueFull, match=r"50 prompt tokens are waiting .* 51 more .* = 100"):
+        open_long(51)
+    second = open_long(50)
+    with pytest.raises(QueueFull):
+        open_long(1)
+    tell(streams, first, 1)
+    third = open_long(50)
+    second.close()
+    third.finish(0)
+    assert len(master.submitted) == 3
+    open_long(60)
+
+
+@on_loop
+async def test_a_prompt_above_the_bound_is_taken_where_nothing_waits(master: NotingMaster) -> None:
+    streams = make_streams(master, max_queue_tokens=10)
+    running = streams.open(prompt=[1] * 40, params=GREEDY)
+    with pytest.raises(QueueFull):
+        streams.open(prompt=[1], params=GREEDY)
+    tell(streams, running, 1)
+    streams.open(prompt=[1] * 40, params=GREEDY)
+
+
+@on_loop
 async def test_whoever_leaves_gives_its_place_back_once(streams: EngineStreams) -> None:
     for _ in range(5):
         leaving = [open_one(streams) for _ in range(3)]
