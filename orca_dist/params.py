@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from orca_dist.core import Sampling
 from orca_dist.errors import InvalidRequest
 
 MAX_SEED = 2**64 - 1
+MAX_TOP_K = 2**32 - 1
 MAX_STOPS = 16
 MAX_STOP_LEN = 256
 
@@ -51,12 +53,15 @@ class SamplingParams:
 
     def check(self) -> None:
         """Raises InvalidRequest naming the first field that is out of its range."""
+        self._check_kinds()
         if self.max_tokens is not None and self.max_tokens < 1:
             raise InvalidRequest("max_tokens", f"{self.max_tokens} is less than 1")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise InvalidRequest("temperature", f"{self.temperature} is not a finite number >= 0")
-        if self.top_k < 0:
-            raise InvalidRequest("top_k", f"{self.top_k} is negative; 0 keeps all tokens")
+        if not 0 <= self.top_k <= MAX_TOP_K:
+            raise InvalidRequest(
+                "top_k", f"{self.top_k} is not in [0, {MAX_TOP_K}]; 0 keeps all tokens"
+            )
         if not 0 < self.top_p <= 1:
             raise InvalidRequest("top_p", f"{self.top_p} is not in (0, 1]")
         if not 0 <= self.min_p <= 1:
@@ -64,6 +69,17 @@ class SamplingParams:
         if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
             raise InvalidRequest("seed", f"{self.seed} is not in [0, 2^64 - 1]")
         _check_stop(self.stop)
+
+    def _check_kinds(self) -> None:
+        """Python callers can put anything anywhere; a stage can't take it."""
+        for name in ("max_tokens", "seed"):
+            _of_kind(name, getattr(self, name) or 0, Integral, "a whole number")
+        _of_kind("top_k", self.top_k, Integral, "a whole number")
+        for name in ("temperature", "top_p", "min_p"):
+            _of_kind(name, getattr(self, name), Real, "a number")
+        for name in ("ignore_eos", "include_stop", "return_logits"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InvalidRequest(name, f"{value!r} is neither True nor False")
 
     def settled(self, seed: int) -> Sampling:
         """What the stages need; `seed` stands in where the caller gave none."""
@@ -77,10 +93,17 @@ class SamplingParams:
         )
 
 
+def _of_kind(name: str, value: object, kind: type, words: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise InvalidRequest(name, f"{value!r} is not {words}")
+
+
 def _check_stop(stop: tuple[str, ...]) -> None:
     if len(stop) > MAX_STOPS:
         raise InvalidRequest("stop", f"{len(stop)} texts; at most {MAX_STOPS} are allowed")
     for index, text in enumerate(stop):
+        if not isinstance(text, str):
+            raise InvalidRequest("stop", f"{text!r} is not a text")
         if not text:
             raise InvalidRequest("stop", f"text {index} is empty; leave it out")
         if len(text) > MAX_STOP_LEN:

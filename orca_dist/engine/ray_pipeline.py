@@ -16,8 +16,10 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,6 +35,7 @@ from orca_dist.errors import StartupError
 log = logging.getLogger(__name__)
 
 LEAVE_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 10.0
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 80 * 2**20  # the smallest that Ray takes; no object ever goes there
 MAX_TEMP_DIR_LEN = 40  # Ray's socket paths below it must stay within 107 bytes
@@ -102,6 +105,7 @@ class RayPlacement:
         try:
             with _sigterm_kept():
                 if self._config.address:
+                    _check_reachable(self._config.address)
                     ray.init(address=self._config.address, **quiet)
                 else:
                     self._start_private(quiet)
@@ -133,14 +137,26 @@ class RayPlacement:
         self._check_own_gpus()
         bundles = [self._bundle() for _ in range(self._config.num_stages)]
         group = placement_group(bundles, strategy="PACK")
-        if not group.wait(self._config.place_timeout_s):
-            remove_placement_group(group)
+        if not self._placed(group):
             raise StartupError(
                 f"Ray could not place {bundles} within {self._config.place_timeout_s:g} s; the "
                 f"cluster has {ray.cluster_resources()}: add nodes, take fewer stages, or lower "
                 "cpus_per_stage"
             )
         return group
+
+    def _placed(self, group: Any) -> bool:
+        """Whether all bundles have their place in time; the group is removed if not."""
+        deadline = time.monotonic() + self._config.place_timeout_s
+        placed = False
+        try:
+            # Ray's wait runs no signal handler: Ctrl-C gets its turn between two.
+            while not placed and time.monotonic() < deadline:
+                placed = group.wait(1)
+        finally:
+            if not placed:
+                remove_placement_group(group)
+        return placed
 
     def _check_own_gpus(self) -> None:
         """On a private Ray no more will come: refused at once, without the wait."""
@@ -170,6 +186,19 @@ class RayPlacement:
             ray.kill(actor)
         if self._group is not None:
             remove_placement_group(self._group)
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would go on trying for a quarter of an hour."""
+    host, _, port = address.rpartition(":")
+    if "://" in address or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise StartupError(
+            f"no Ray answers at ray_address = {address}: {error}; `ray start --head` prints its own"
+        ) from None
 
 
 def _watch(serving: Any, stage: int, on_death: OnDeath) -> None:

@@ -36,10 +36,8 @@ def settle(
     """
     config.check()
     device = settle_device(config.device)
-    if device is DeviceKind.CPU:
-        _warn_of_shared_cores(config)
     dtype = settle_dtype(config.dtype, spec, device)
-    return PipelineConfig(
+    settled = PipelineConfig(
         model=str(model.resolve()),
         layers=_layers(spec, config),
         dtype=dtype,
@@ -59,6 +57,9 @@ def settle(
         link_timeout_s=config.link_timeout_s,
         log=log,
     )
+    if device is DeviceKind.CPU:
+        _warn_of_shared_cores(config)
+    return settled
 
 
 def settle_max_model_len(spec: ModelSpec, config: EngineConfig) -> int:

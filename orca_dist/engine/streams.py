@@ -12,6 +12,7 @@ import itertools
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from numbers import Integral
 from typing import Protocol
 
 from orca_dist.core import FinishReason, Output, Request
@@ -26,6 +27,8 @@ from orca_dist.errors import (
     UnknownRequest,
 )
 from orca_dist.params import SamplingParams
+
+MAX_LOGITS_BYTES = 512 * 2**20
 
 
 class Master(Protocol):
@@ -205,11 +208,14 @@ class EngineStreams:
         params.check()
         self._check_prompt(prompt)
         room = self.max_len - len(prompt)
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        if params.return_logits:
+            self._check_logits(len(prompt) + max_tokens)
         seed = secrets.randbits(64)
         return Request(
             id=next(self._keys),
-            prompt=tuple(prompt),
-            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            prompt=tuple(map(int, prompt)),
+            max_tokens=max_tokens,
             sampling=params.settled(seed),
             stop_ids=frozenset() if params.ignore_eos else self.eos_token_ids,
         )
@@ -224,7 +230,20 @@ class EngineStreams:
                 f"take at most {self.max_len} ({self._limit})",
             )
         for token in prompt:
+            if isinstance(token, bool) or not isinstance(token, Integral):
+                raise InvalidRequest("token_ids", f"{token!r} is not a whole number")
             if not 0 <= token < self.vocab_size:
                 raise InvalidRequest(
                     "token_ids", f"{token} is not in the vocabulary of {self.vocab_size} ids"
                 )
+
+    def _check_logits(self, num_positions: int) -> None:
+        """Logits come back over the control plane, which must stay free for heartbeats."""
+        num_bytes = num_positions * self.vocab_size * 4
+        if num_bytes > MAX_LOGITS_BYTES:
+            raise InvalidRequest(
+                "return_logits",
+                f"{num_positions} positions of {self.vocab_size} logits are "
+                f"{num_bytes / 2**20:.0f} MiB, more than {MAX_LOGITS_BYTES / 2**20:.0f} MiB: "
+                "take a shorter prompt",
+            )

@@ -65,7 +65,14 @@ class Server:
         self._farewell: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        """Cancelled meanwhile, it comes up whole first: half a gRPC server can't be stopped."""
+        starting = asyncio.ensure_future(self.start())
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await starting
+            await self.stop()
+            raise
         return self
 
     async def __aexit__(

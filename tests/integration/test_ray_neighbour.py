@@ -109,3 +109,11 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def test_a_wrong_ray_address_is_told_at_once() -> None:
+    address = f"127.0.0.1:{_free_port()}"
+    config = RayConfig(address=address, num_cpus=1, num_gpus=0, num_stages=1, place_timeout_s=5)
+    with pytest.raises(StartupError, match=f"no Ray answers at ray_address = {address}"):
+        RayPlacement(config)
+    assert not ray.is_initialized()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from orca_dist.errors import InvalidRequest
@@ -27,6 +28,7 @@ NAN, INFINITY = float("nan"), float("inf")
         ("min_p", NAN),
         ("seed", -1),
         ("seed", 2**64),
+        ("top_k", 2**32),
     ],
 )
 def test_out_of_range_names_field_and_value(field: str, value: float) -> None:
@@ -83,3 +85,32 @@ def test_settled_keeps_every_other_field() -> None:
         0.9,
         0.1,
     )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 1.5),
+        ("max_tokens", True),
+        ("top_k", 3.0),
+        ("seed", 1.5),
+        ("temperature", "hot"),
+        ("top_p", None),
+        ("ignore_eos", "yes"),
+        ("return_logits", 1),
+        ("stop", (b"bytes",)),
+    ],
+)
+def test_a_wrong_kind_names_field_and_value(field: str, value: object) -> None:
+    """What a stage could not take must not get as far as the engine master."""
+    with pytest.raises(InvalidRequest) as raised:
+        SamplingParams(**{field: value}).check()  # type: ignore[arg-type]
+    assert raised.value.field == field
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    SamplingParams(
+        max_tokens=np.int64(3),  # type: ignore[arg-type]
+        temperature=np.float32(0.5),  # type: ignore[arg-type]
+        seed=np.uint64(2**64 - 1),  # type: ignore[arg-type]
+    ).check()

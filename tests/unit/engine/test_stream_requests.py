@@ -217,3 +217,24 @@ async def test_whoever_leaves_gives_its_place_back_once(streams: EngineStreams) 
         open_one(streams)
     with pytest.raises(QueueFull):
         open_one(streams)
+
+
+@pytest.mark.parametrize("token", [1.5, True, "5", None])
+@on_loop
+async def test_tokens_that_are_no_numbers_are_refused(
+    streams: EngineStreams, master: NotingMaster, token: object
+) -> None:
+    with pytest.raises(InvalidRequest, match=r"token_ids: .* is not a whole number"):
+        streams.open(prompt=[3, token], params=SamplingParams())  # type: ignore[list-item]
+    assert master.submitted == []
+
+
+@on_loop
+async def test_more_logits_than_the_control_plane_carries_are_refused(
+    monkeypatch: pytest.MonkeyPatch, streams: EngineStreams, master: NotingMaster
+) -> None:
+    monkeypatch.setattr("orca_dist.engine.streams.MAX_LOGITS_BYTES", 10 * VOCAB * 4)
+    params = SamplingParams(max_tokens=5, return_logits=True)
+    streams.open(prompt=[3] * 5, params=params)
+    with pytest.raises(InvalidRequest, match="return_logits: 11 positions"):
+        streams.open(prompt=[3] * 6, params=params)
