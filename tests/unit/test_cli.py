@@ -85,11 +85,21 @@ def test_help_is_no_error(command: str, capfd: pytest.CaptureFixture[str]) -> No
     assert "--log-level" in capfd.readouterr().out
 
 
+def test_the_first_help_names_every_command_and_the_version(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--help"]) == 0
+    out = capfd.readouterr().out
+    assert "--version" in out
+    assert all(name in out for name in commands(Settings()))
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("", "Expected one of {serve, generate, info, model}"),
-        ("srve", "Unrecognized options: srve; Available subcommands: serve, generate"),
+        ("serv x", "serv: no such command; did you mean serve?; choose one of serve, generate"),
+        ("xyz", "error: xyz: no such command; choose one of serve, generate, info, model"),
         ("serve --max-batch-siz 3", "--max-batch-siz, 3; did you mean --max-batch-size?"),
         ("generate x --temprature 1", "did you mean --temperature?"),
         ("serve --stages x", "--stages: invalid literal"),
