@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import orca_dist
 from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher
 from orca_dist.core import FinishReason
 from orca_dist.engine.engine import Engine
@@ -21,6 +22,15 @@ from tests.fixtures.scripted_engine import SPEC, ScriptedEngine
 
 WAIT_S = 30.0
 SCRIPT = {5: HELLO, HELLO: BANG, BANG: EOS, letter("A"): letter("B"), letter("B"): EOS}
+
+
+def test_every_name_of_the_package_is_there() -> None:
+    assert {name for name in orca_dist.__all__ if isinstance(getattr(orca_dist, name), type)} == {
+        *("LLM", "Completion", "Client", "AsyncClient"),
+        *("SamplingParams", "EngineConfig", "OrcaError"),
+    }
+    with pytest.raises(AttributeError, match="no attribute 'Engine'"):
+        orca_dist.Engine  # noqa: B018
 
 
 @pytest.fixture
