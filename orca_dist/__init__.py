@@ -10,16 +10,28 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from orca_dist.client import AsyncClient, Client
+    from orca_dist.config import EngineConfig
+    from orca_dist.errors import OrcaError
     from orca_dist.llm import LLM, Completion
     from orca_dist.params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncClient", "Client", "Completion", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "AsyncClient",
+    "Client",
+    "Completion",
+    "EngineConfig",
+    "OrcaError",
+    "SamplingParams",
+]
 
 _HOMES = {
     "LLM": "orca_dist.llm",
     "Completion": "orca_dist.llm",
     "SamplingParams": "orca_dist.params",
+    "EngineConfig": "orca_dist.config",
+    "OrcaError": "orca_dist.errors",
     "Client": "orca_dist.client",
     "AsyncClient": "orca_dist.client",
 }

@@ -7,14 +7,16 @@ the server uses. Knows nothing of gRPC. Texts are encoded and decoded here.
 from __future__ import annotations
 
 import asyncio
+import operator
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeGuard, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +27,7 @@ from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher
 from orca_dist.core import FinishReason
 from orca_dist.engine.engine import Engine
 from orca_dist.engine.streams import EngineStreams
-from orca_dist.errors import InvalidRequest, ModelError
+from orca_dist.errors import InvalidRequest, ModelError, PipelineLost
 from orca_dist.params import SamplingParams
 from orca_dist.text import Detokenizer, StopMatcher, Tokenizer
 from orca_dist.weights.fetch import DEFAULT_MODEL, fetch_default_model
@@ -34,6 +36,7 @@ GREEDY = SamplingParams()
 DEFAULTS = EngineConfig(
     stages=2, device=DeviceKind.CPU, dtype=Dtype.FLOAT32, launcher=Launcher.LOCAL
 )
+CLOSED = "the LLM is closed"
 Logits = npt.NDArray[np.float32]
 T = TypeVar("T")
 
@@ -110,14 +113,10 @@ class LLM:
         """The answers to `prompts`, in their order; each is a text or a list of token ids.
 
         `params`: one for all, or one for each. Raises the first OrcaError, and
-        takes the other prompts back.
+        takes the other prompts back; PipelineLost once the object is closed.
         """
-        several = [prompts] if isinstance(prompts, str) else list(prompts)
-        each = [params] * len(several) if isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(several):
-            raise InvalidRequest(
-                "params", f"{len(each)} of them for {len(several)} prompts; give one, or one each"
-            )
+        several = _prompts(prompts)
+        each = _params(params, len(several))
         encoded = [self._encoded(prompt) for prompt in several]
         return self._loop.run(self._generate(encoded, each))
 
@@ -129,7 +128,9 @@ class LLM:
         return completion.logits
 
     def close(self) -> None:
-        """End the stages. Any number of times."""
+        """End the stages; calls of other threads end with PipelineLost. Any number of times."""
+        self._loop.refuse()
+        self._loop.caller(self._streams.lose)(PipelineLost(CLOSED))
         self._engine.close()
         self._loop.close()
 
@@ -176,8 +177,8 @@ class LLM:
         flat = np.frombuffer(b"".join(part.logits for part in parts), dtype="<f4")
         return flat.reshape(-1, self._engine.spec.vocab_size)[:num_rows].astype(np.float32)
 
-    def _encoded(self, prompt: str | Sequence[int]) -> list[int]:
-        return self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    def _encoded(self, prompt: str | list[int]) -> list[int]:
+        return self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
     def _make_streams(self) -> EngineStreams:
         spec = self._engine.spec
@@ -205,16 +206,26 @@ def resolve_model(model: str | Path) -> Path:
 
 
 class _LoopThread:
-    """An asyncio loop on a daemon thread."""
+    """An asyncio loop on a daemon thread. Work is either refused or comes to its end."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
+        self._lock = threading.Lock()  # of _refuses: work handed over before it is set is awaited
+        self._refuses = False
+        self._closing = threading.Lock()
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`; an interrupt here cancels it there."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """The result of `work`; an interrupt here cancels it there.
+
+        Raises PipelineLost once work is refused.
+        """
+        with self._lock:
+            if self._refuses:
+                work.close()
+                raise PipelineLost(CLOSED)
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         finally:
@@ -229,9 +240,18 @@ class _LoopThread:
 
         return call
 
+    def refuse(self) -> None:
+        """From now on no work is taken."""
+        with self._lock:
+            self._refuses = True
+
     def close(self) -> None:
-        if not self._loop.is_closed():
-            self.run(_all_others())  # calls of other threads end before their loop does
+        """Returns when all work has ended, and the loop with it; refuses more."""
+        self.refuse()
+        with self._closing:
+            if self._loop.is_closed():
+                return
+            asyncio.run_coroutine_threadsafe(_all_others(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
@@ -241,6 +261,55 @@ async def _all_others() -> None:
     """Returns when no other task of the running loop is left."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     await asyncio.gather(*others, return_exceptions=True)
+
+
+def _prompts(prompts: object) -> list[str | list[int]]:
+    """What generate() was given, as a list; raises InvalidRequest where it is something else."""
+    wanted = "give a text, or a list of texts and lists of token ids"
+    if isinstance(prompts, str):
+        return [prompts]
+    if not _is_list(prompts):
+        raise InvalidRequest("prompts", f"{type(prompts).__name__} given; {wanted}")
+    return [_prompt(index, prompt) for index, prompt in enumerate(prompts)]
+
+
+def _prompt(index: int, prompt: object) -> str | list[int]:
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, Integral):
+        raise InvalidRequest(
+            "prompts", f"number {prompt} given; put the token ids of a prompt in a list: [[1, 2]]"
+        )
+    if not _is_list(prompt):
+        kind = type(prompt).__name__
+        raise InvalidRequest("prompts", f"{kind} given as prompt {index}; give text or token ids")
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError as error:
+        raise InvalidRequest("token_ids", f"prompt {index}: {error}") from None
+
+
+def _params(params: Any, num_prompts: int) -> list[SamplingParams]:
+    """One for each prompt."""
+    if isinstance(params, SamplingParams):
+        return [params] * num_prompts
+    each: list[SamplingParams] = list(params) if _is_list(params) else [params]
+    for item in each:
+        if not isinstance(item, SamplingParams):
+            kind = type(item).__name__
+            raise InvalidRequest("params", f"{kind} given; give SamplingParams, or a list of them")
+    if len(each) != num_prompts:
+        raise InvalidRequest(
+            "params", f"{len(each)} of them for {num_prompts} prompts; give one, or one each"
+        )
+    return each
+
+
+def _is_list(value: object) -> TypeGuard[Iterable[Any]]:
+    """Whether it holds items in order; arrays and ranges do, bytes mean something else."""
+    return isinstance(value, Iterable) and not isinstance(
+        value, str | bytes | bytearray | Mapping | Set
+    )
 
 
 def _settled(

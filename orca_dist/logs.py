@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from orca_dist.config import LogConfig, LogFormat
 
+CHATTY = ("asyncio", "grpc")  # their debug lines are of use to their authors only
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
@@ -34,7 +35,10 @@ def set_up_logging(config: LogConfig, origin: Origin) -> None:
     """Lines go to stderr, from the level of `config` on; earlier set-ups are replaced."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(config.log_format, origin))
-    logging.basicConfig(handlers=[handler], level=config.log_level.upper(), force=True)
+    level: int = logging.getLevelNamesMapping()[config.log_level.upper()]
+    logging.basicConfig(handlers=[handler], level=level, force=True)
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))
 
 
 @contextlib.contextmanager

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
+from orca_dist.cli.interrupts import Interrupted
 from orca_dist.cli.output import print_json
 from orca_dist.cli.settings import ClientConfig
 from orca_dist.config import LogConfig
-from orca_dist.errors import ConfigError
+from orca_dist.errors import ConfigError, InvalidRequest, OrcaError
 from orca_dist.logs import Origin, set_up_logging
 from orca_dist.params import SamplingParams
 
@@ -69,19 +72,29 @@ class Generate:
         """Returns 0; raises the OrcaError that ended the call."""
         from orca_dist.client import Client, joined
 
+        params = self._checked()
         set_up_logging(self.log, Origin())
+        prompt = self._prompt()
         with Client(self.client.address) as client:
-            chunks = client.stream(
-                self._prompt(),
-                SamplingParams(**asdict(self.sampling)),
-                request_id=self.request_id,
-                timeout_s=self.timeout_s,
-            )
+            with _usage_errors():
+                chunks = client.stream(
+                    prompt, params, request_id=self.request_id, timeout_s=self.timeout_s
+                )
             if self.json:
                 print_json(_document(joined(chunks)))
             else:
                 _print_text(chunks)
         return 0
+
+    def _checked(self) -> SamplingParams:
+        """What the flags say; raises ConfigError where they can't work with any server."""
+        self.client.check()
+        if self.timeout_s is not None and not (0 < self.timeout_s < math.inf):
+            raise ConfigError(f"timeout_s = {self.timeout_s}: must be more than 0, and finite")
+        params = SamplingParams(**asdict(self.sampling))
+        with _usage_errors():
+            params.check()
+        return params
 
     def _prompt(self) -> Prompt:
         text = _from_stdin() if self.prompt == STDIN else self.prompt
@@ -92,14 +105,30 @@ def _from_stdin() -> str:
     if sys.stdin.isatty():
         raise ConfigError("no prompt: give one as an argument, or pipe one in")
     try:
-        return sys.stdin.read()
+        return sys.stdin.read().removesuffix("\n")  # echo's, no part of the prompt
     except UnicodeDecodeError as error:
         raise ConfigError(f"the prompt on stdin is not UTF-8: {error}") from None
 
 
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    """What is wrong before anything is sent is wrong usage."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise ConfigError(str(error)) from None
+
+
 def _print_text(chunks: Iterable[Chunk]) -> None:
-    for chunk in chunks:
-        print(chunk.text, end="", flush=True)
+    text = ""
+    try:
+        for chunk in chunks:
+            text = chunk.text or text
+            print(chunk.text, end="", flush=True)
+    except (OrcaError, Interrupted):
+        if text and not text.endswith("\n"):
+            print(flush=True)  # what is said next starts a line
+        raise
     print()
 
 

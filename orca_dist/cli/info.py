@@ -31,6 +31,7 @@ class Info:
         """Returns 0; raises the OrcaError that ended the call."""
         from orca_dist.client import Client
 
+        self.client.check()
         set_up_logging(self.log, Origin())
         with Client(self.client.address) as client:
             info = client.info(timeout_s=TIMEOUT_S)

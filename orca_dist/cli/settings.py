@@ -7,6 +7,7 @@ defaults. The same names everywhere: `--max-batch-size`, `max_batch_size`,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,8 @@ from orca_dist.errors import ConfigError
 PREFIX = "ORCA_"
 DEFAULT_MODEL = "smollm2-135m-instruct"  # weights.fetch's, whose import would slow every command
 DEFAULT_ADDRESS = "127.0.0.1:50051"  # the client's, likewise
+HOST_PORT = re.compile(r"(\[[^\s/\[\]]+\]|[^\s/:\[\]]+):([0-9]{1,5})")
+MAX_PORT = 65535
 T = TypeVar("T")
 
 
@@ -40,6 +43,14 @@ class ClientConfig:
 
     address: str = DEFAULT_ADDRESS
     """Server to talk to, host:port."""
+
+    def check(self) -> None:
+        """Raises ConfigError where the address is none."""
+        match = HOST_PORT.fullmatch(self.address)
+        if not match or not 0 < int(match[2]) <= MAX_PORT:
+            raise ConfigError(
+                f"address = {self.address}: needs host:port, such as {DEFAULT_ADDRESS}"
+            )
 
 
 FILE_GROUPS: tuple[type, ...] = (ModelChoice, EngineConfig, ServerConfig, LogConfig)

@@ -13,8 +13,10 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import subcommand
 
+from orca_dist.cli.knobs import near
 from orca_dist.errors import ConfigError
 
+DESCRIPTION = "Serve language models over a pipeline of stages. --version prints the version."
 RULE = re.compile(r"^─+$")
 FLAG = re.compile(r"^--[\w-]+")
 MARKERS = (
@@ -33,16 +35,32 @@ def parse(commands: Mapping[str, Any], arguments: Sequence[str]) -> Any:
     None where help was asked for, and has been printed.
     Raises ConfigError with one line that names what is wrong and near flags.
     """
+    _check_name(commands, arguments)
     kinds = [Annotated[type(c), subcommand(name, default=c)] for name, c in commands.items()]
     kind: Any = reduce(or_, kinds)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(kind, prog="orca-dist", args=list(arguments), config=MARKERS)
+            return tyro.cli(
+                kind,
+                prog="orca-dist",
+                description=DESCRIPTION,
+                args=list(arguments),
+                config=MARKERS,
+            )
     except SystemExit as stop:
         if not stop.code:
             return None
         raise ConfigError(_one_line(complaint.getvalue())) from None
+
+
+def _check_name(commands: Mapping[str, Any], arguments: Sequence[str]) -> None:
+    """A first word that is no flag has to be a command."""
+    word = next(iter(arguments), "-")
+    if not word.startswith("-") and word not in commands:
+        raise ConfigError(
+            f"{word}: no such command{near(word, commands)}; choose one of {', '.join(commands)}"
+        )
 
 
 def _one_line(box: str) -> str:

@@ -30,7 +30,8 @@ def _check_sizes(sizes: Sequence[int], num_layers: int, num_stages: int) -> None
     text = ",".join(map(str, sizes))
     if len(sizes) != num_stages:
         raise ValueError(
-            f"split = {text}: {len(sizes)} sizes for {num_stages} stages; give one a stage"
+            f"split = {text}: {len(sizes)} sizes for {num_stages} stages: "
+            f"add --stages {len(sizes)}, or give {num_stages} sizes"
         )
     if min(sizes) < 1:
         raise ValueError(f"split = {text}: every stage needs at least one layer")

@@ -8,7 +8,9 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -16,10 +18,11 @@ from orca_dist import __version__
 from orca_dist.cli.generate import SamplingFlags
 from orca_dist.cli.knobs import knobs
 from orca_dist.cli.main import commands, main, run
-from orca_dist.cli.settings import Settings
+from orca_dist.cli.settings import ClientConfig, Settings
 from orca_dist.cli.usage import parse
+from orca_dist.client import Chunk, Client
 from orca_dist.config import Dtype, EngineConfig, Launcher
-from orca_dist.errors import OrcaError
+from orca_dist.errors import OrcaError, PipelineLost
 from orca_dist.params import SamplingParams
 from scripts import docs_cli
 from tests.fixtures.checkpoints import byte_tokenizer
@@ -82,11 +85,21 @@ def test_help_is_no_error(command: str, capfd: pytest.CaptureFixture[str]) -> No
     assert "--log-level" in capfd.readouterr().out
 
 
+def test_the_first_help_names_every_command_and_the_version(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--help"]) == 0
+    out = capfd.readouterr().out
+    assert "--version" in out
+    assert all(name in out for name in commands(Settings()))
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("", "Expected one of {serve, generate, info, model}"),
-        ("srve", "Unrecognized options: srve; Available subcommands: serve, generate"),
+        ("serv x", "serv: no such command; did you mean serve?; choose one of serve, generate"),
+        ("xyz", "error: xyz: no such command; choose one of serve, generate, info, model"),
         ("serve --max-batch-siz 3", "--max-batch-siz, 3; did you mean --max-batch-size?"),
         ("generate x --temprature 1", "did you mean --temperature?"),
         ("serve --stages x", "--stages: invalid literal"),
@@ -97,6 +110,11 @@ def test_help_is_no_error(command: str, capfd: pytest.CaptureFixture[str]) -> No
         ("serve --port 70000", "port = 70000: must be in 0..65535"),
         ("serve --config no/such.yaml", "no/such.yaml can't be read"),
         ("info --log-level loud", "invalid choice 'loud' for argument '--log-level'"),
+        ("generate x --top-p 7", "error: top_p: 7.0 is not in (0, 1]"),
+        ("generate x --max-tokens 0", "error: max_tokens: 0 is less than 1"),
+        ("generate x --seed -1", "error: seed: -1 is not in"),
+        ("generate x --timeout-s 0", "timeout_s = 0.0: must be more than 0"),
+        ("generate x --timeout-s nan", "timeout_s = nan: must be more than 0"),
         ("model convert a", "TARGET"),
         ("model", "Expected one of {fetch, convert, show}"),
     ],
@@ -192,8 +210,59 @@ def test_a_prompt_from_a_terminal_has_to_be_given(
 
 def test_a_prompt_that_is_not_unicode(capfd: pytest.CaptureFixture[str]) -> None:
     code, error = errors_of(["generate", "a\udcff", "--address", "127.0.0.1:1"], capfd)
-    assert code == 1
+    assert code == 2
     assert error.startswith("error: text: can't be sent")
+
+
+@pytest.mark.parametrize("command", ["generate x", "info"])
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "http://127.0.0.1:50051", "a:b", "a:0", "a:65536", ":50051", "::1", "a:1/", ""],
+)
+def test_an_address_is_host_and_port(
+    command: str, address: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, error = errors_of([*command.split(), "--address", address], capfd)
+    assert code == 2
+    assert error == f"error: address = {address}: needs host:port, such as 127.0.0.1:50051"
+
+
+@pytest.mark.parametrize("address", ["localhost:1", "[::1]:50051", "a.b-c.example:65535"])
+def test_addresses_that_may_be_a_server_s(address: str) -> None:
+    ClientConfig(address=address).check()
+
+
+class OneChunk(Client):
+    """Answers with one piece of text, and then with an error."""
+
+    prompts: ClassVar[list[object]] = []
+
+    def stream(self, prompt: object, *_: object, **__: object) -> Iterator[Chunk]:  # type: ignore[override]
+        self.prompts.append(prompt)
+        yield Chunk(
+            request_id="r1", text="half an ans", token_ids=(5,), finish_reason=None, usage=None
+        )
+        raise PipelineLost("stage 1 is lost")
+
+
+def test_an_error_starts_a_line_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("orca_dist.client.Client", OneChunk)
+    assert main(["generate", "x"]) == 4
+    assert capfd.readouterr() == ("half an ans\n", "error: stage 1 is lost\n")
+
+
+@pytest.mark.parametrize(
+    ("piped", "prompt"), [("one\n", "one"), ("one\n\n", "one\n"), (" one", " one")]
+)
+def test_the_newline_that_ends_a_piped_prompt_is_left_out(
+    piped: str, prompt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orca_dist.client.Client", OneChunk)
+    monkeypatch.setattr("sys.stdin", io.StringIO(piped))
+    main(["generate"])
+    assert OneChunk.prompts.pop() == prompt
 
 
 def test_serve_looks_at_the_port_before_the_model(

@@ -115,7 +115,7 @@ def test_commands_talk_to_the_server(tmp_path: Path, capfd: pytest.CaptureFixtur
     }
     assert stopped == (0, "\n", "")
     assert included == (0, "AA\n", "")
-    assert refused == (1, "", "error: top_p: 7.0 is not in (0, 1]\n")
+    assert refused == (2, "", "error: top_p: 7.0 is not in (0, 1]\n")
     assert chat[0] == 1
     assert "no chat template" in chat[2]
     assert info[1].startswith("model tiny-one   epoch 1   max_model_len 100000")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import orca_dist
 from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher
 from orca_dist.core import FinishReason
 from orca_dist.engine.engine import Engine
@@ -17,7 +20,17 @@ from orca_dist.params import SamplingParams
 from tests.fixtures.checkpoints import BANG, EOS, HELLO, SPACE, byte_tokenizer, letter
 from tests.fixtures.scripted_engine import SPEC, ScriptedEngine
 
+WAIT_S = 30.0
 SCRIPT = {5: HELLO, HELLO: BANG, BANG: EOS, letter("A"): letter("B"), letter("B"): EOS}
+
+
+def test_every_name_of_the_package_is_there() -> None:
+    assert {name for name in orca_dist.__all__ if isinstance(getattr(orca_dist, name), type)} == {
+        *("LLM", "Completion", "Client", "AsyncClient"),
+        *("SamplingParams", "EngineConfig", "OrcaError"),
+    }
+    with pytest.raises(AttributeError, match="no attribute 'Engine'"):
+        orca_dist.Engine  # noqa: B018
 
 
 @pytest.fixture
@@ -99,6 +112,37 @@ def test_params_must_match_the_prompts(llm: LLM) -> None:
         llm.generate([[5], [6]], [SamplingParams()])
 
 
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([5, 6], "prompts: number 5 given; put the token ids of a prompt in a list"),
+        (b"A", "prompts: bytes given; give a text, or a list of texts and lists of token ids"),
+        (None, "prompts: NoneType given; give a text"),
+        (7, "prompts: int given; give a text"),
+        (["A", b"B"], "prompts: bytes given as prompt 1; give text or token ids"),
+        ([{"role": "user", "content": "A"}], "prompts: dict given as prompt 0; give text"),
+        ([[5], [1.5]], "token_ids: prompt 1: 'float' object cannot be interpreted as an integer"),
+    ],
+)
+def test_prompts_of_another_type_are_named(llm: LLM, prompts: object, message: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        llm.generate(prompts)  # type: ignore[arg-type]
+    assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("params", "kind"), [(None, "NoneType"), ({"max_tokens": 1}, "dict"), ([7], "int")]
+)
+def test_params_of_another_type_are_named(llm: LLM, params: object, kind: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"params: {kind} given; give SamplingParams"):
+        llm.generate([[5]], params)  # type: ignore[arg-type]
+
+
+def test_token_ids_may_be_an_array(llm: LLM) -> None:
+    one, two = llm.generate(np.array([[5, 5], [6, 5]]), SamplingParams(max_tokens=1))  # type: ignore[arg-type]
+    assert one.token_ids == two.token_ids == [HELLO]
+
+
 def test_logits_have_a_row_for_every_computed_position(llm: LLM) -> None:
     params = SamplingParams(max_tokens=2, return_logits=True)
     (answer,) = llm.generate([[letter("A"), 5]], params)
@@ -152,3 +196,47 @@ def test_close_can_be_repeated(engine: ScriptedEngine, tmp_path: Path) -> None:
     llm = LLM(byte_tokenizer(tmp_path))
     llm.close()
     llm.close()
+
+
+def test_a_closed_one_says_so(engine: ScriptedEngine, tmp_path: Path) -> None:
+    llm = LLM(byte_tokenizer(tmp_path))
+    llm.close()
+    with pytest.raises(PipelineLost, match="the LLM is closed"):
+        llm.generate("A")
+    with pytest.raises(PipelineLost, match="the LLM is closed"):
+        llm.score([5])
+
+
+def test_closing_ends_the_calls_of_other_threads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    paused = ScriptedEngine(paused=True)
+    monkeypatch.setattr(Engine, "start", lambda *_, **__: paused.__enter__())
+    llm = LLM(byte_tokenizer(tmp_path))
+    with ThreadPoolExecutor(2) as threads:
+        calls = [threads.submit(llm.generate, [[5], [6]]) for _ in range(2)]
+        assert paused.wait_for(lambda: paused.num_live == 4)
+        llm.close()
+        for call in calls:
+            with pytest.raises(PipelineLost, match="the LLM is closed"):
+                call.result(timeout=WAIT_S)
+
+
+def test_no_call_hangs_whenever_the_close_comes(engine: ScriptedEngine, tmp_path: Path) -> None:
+    def call_until_closed() -> str:
+        begun.wait()
+        while True:
+            try:
+                llm.generate([[5]], SamplingParams(max_tokens=1))
+            except PipelineLost as error:
+                return str(error)
+
+    llm = LLM(byte_tokenizer(tmp_path))
+    begun = threading.Barrier(5)
+    with ThreadPoolExecutor(6) as threads:
+        calls = [threads.submit(call_until_closed) for _ in range(4)]
+        begun.wait()
+        closes = [threads.submit(llm.close) for _ in range(2)]
+        assert {call.result(timeout=WAIT_S) for call in calls} == {"the LLM is closed"}
+        for close in closes:
+            close.result(timeout=WAIT_S)

@@ -6,12 +6,25 @@ import json
 import logging
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from orca_dist.config import LogConfig
 from orca_dist.errors import ConfigError
-from orca_dist.logs import LineFormatter, Origin, about_request
+from orca_dist.logs import CHATTY, LineFormatter, Origin, about_request, set_up_logging
+
+
+@pytest.fixture
+def restored_levels() -> Iterator[None]:
+    root = logging.getLogger()
+    loggers = [root, *map(logging.getLogger, CHATTY)]
+    levels, handlers = [logger.level for logger in loggers], root.handlers[:]
+    root.handlers.clear()  # set_up_logging closes those it finds
+    yield
+    root.handlers[:] = handlers
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 def line(log_format: str, origin: Origin, *, error: bool = False) -> str:
@@ -51,6 +64,23 @@ def test_json_is_one_object_a_line() -> None:
         "stage": 0,
         "request": "r7",
     }
+
+
+@pytest.mark.parametrize(
+    ("level", "theirs", "ours"),
+    [
+        ("debug", logging.WARNING, logging.DEBUG),
+        ("info", logging.WARNING, logging.INFO),
+        ("error", logging.ERROR, logging.ERROR),
+    ],
+)
+def test_libraries_do_not_join_in_our_debug_lines(
+    level: str, theirs: int, ours: int, restored_levels: None
+) -> None:
+    set_up_logging(LogConfig(log_level=level), Origin(node="n1"))  # type: ignore[arg-type]
+    assert logging.getLogger("grpc._cython.cygrpc").getEffectiveLevel() == theirs
+    assert logging.getLogger("asyncio").getEffectiveLevel() == theirs
+    assert logging.getLogger("orca_dist.x").getEffectiveLevel() == ours
 
 
 def test_origin_keeps_up() -> None:

@@ -54,8 +54,8 @@ def test_explicit_sizes() -> None:
         (5, 2, [3, 3], "split = 3,3: adds up to 6 layers, the model has 5"),
         (5, 2, [5, 0], "split = 5,0: every stage needs at least one layer"),
         (5, 2, [6, -1], "split = 6,-1: every stage needs at least one layer"),
-        (5, 2, [1, 3, 1], "split = 1,3,1: 3 sizes for 2 stages; give one a stage"),
-        (5, 2, [5], "split = 5: 1 sizes for 2 stages; give one a stage"),
+        (5, 2, [1, 3, 1], "split = 1,3,1: 3 sizes for 2 stages: add --stages 3, or give 2 sizes"),
+        (5, 2, [5], "split = 5: 1 sizes for 2 stages: add --stages 1, or give 2 sizes"),
     ],
 )
 def test_refusals_say_the_numbers(
