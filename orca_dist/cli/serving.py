@@ -13,6 +13,7 @@ from orca_dist.engine.engine import QUIET, Engine
 from orca_dist.server import Listener, Server
 from orca_dist.spec import load_spec
 from orca_dist.text import ChatTemplate, Tokenizer
+from orca_dist.weights.progress import load_progress
 
 
 @contextlib.contextmanager
@@ -62,12 +63,14 @@ def _start(
     load_spec(folder)  # of a folder that is no model's, config.json is the file to name
     num_ids = Tokenizer.load(folder).num_ids
     try:
-        return Engine.start(
-            folder,
-            config,
-            num_token_ids=num_ids,
-            log_config=log_config,
-            on_progress=on_progress,
-        )
+        with load_progress("loading") as on_load:
+            return Engine.start(
+                folder,
+                config,
+                num_token_ids=num_ids,
+                log_config=log_config,
+                on_progress=on_progress,
+                on_load=on_load,
+            )
     except SystemExit:  # Ray's own handler of SIGTERM, in place while it starts
         raise Interrupted(signal.SIGTERM) from None

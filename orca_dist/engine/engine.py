@@ -15,7 +15,14 @@ from orca_dist.config import DeviceKind, EngineConfig, Launcher, LogConfig, LogL
 from orca_dist.core import Output, Request, ReserveMemory, Scheduler, SchedulerConfig
 from orca_dist.engine.local_pipeline import LocalPlacement
 from orca_dist.engine.master import Deliver, EngineLoad, EngineMaster, Lose
-from orca_dist.engine.pipeline import OnProgress, Pipeline, PipelineConfig, Placement, StageStatus
+from orca_dist.engine.pipeline import (
+    OnLoad,
+    OnProgress,
+    Pipeline,
+    PipelineConfig,
+    Placement,
+    StageStatus,
+)
 from orca_dist.engine.settle import cpus_per_stage, settle, settle_max_model_len
 from orca_dist.engine.supervisor import Supervisor
 from orca_dist.engine.trace import TraceLog
@@ -76,6 +83,7 @@ class Engine:
         num_token_ids: int | None = None,
         log_config: LogConfig = QUIET,
         on_progress: OnProgress | None = None,
+        on_load: OnLoad = lambda done, total: None,
         placement: Placement | None = None,
     ) -> Engine:
         """Blocks until a warm-up request has passed all stages.
@@ -95,7 +103,7 @@ class Engine:
             undo.callback(placement.close)
             pipeline = Pipeline(settled, placement)
             undo.callback(pipeline.close)
-            pipeline.start(on_progress)
+            pipeline.start(on_progress, on_load)
             engine = cls(spec=spec, config=config, pipeline=pipeline, max_model_len=max_model_len)
             undo.callback(engine.close)
             on_progress("warming up")

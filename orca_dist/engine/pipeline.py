@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 OnDeath = Callable[[int, str], None]
 OnProgress = Callable[[str], None]
+OnLoad = Callable[[int, int], None]  # bytes of weights read so far, and in all
 
 
 class Placement(Protocol):
@@ -109,6 +110,7 @@ class _Start:
 
     hellos: dict[int, pb.Hello] = field(default_factory=dict)
     loaded: dict[int, pb.Loaded] = field(default_factory=dict)
+    loading: dict[int, pb.LoadProgress] = field(default_factory=dict)
     ready: dict[int, pb.Ready] = field(default_factory=dict)
 
 
@@ -124,6 +126,7 @@ class Pipeline:
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
         self._tell: Callable[[News], None] = self._news.put
         self._start = _Start()
+        self._on_load: OnLoad = lambda done, total: None
         self._control = ControlPlane(
             host=placement.control_host,
             secret=(secret := secrets.token_hex(16)),
@@ -135,13 +138,13 @@ class Pipeline:
 
     # ---- start ---------------------------------------------------------
 
-    def start(self, on_progress: OnProgress) -> None:
+    def start(self, on_progress: OnProgress, on_load: OnLoad) -> None:
         """Place, load and connect all stages, or raise StartupError with the reason."""
         deadline = time.monotonic() + self.config.start_timeout_s
         num = self.config.num_stages
         on_progress(f"starting {num} stages")
         self._placement.launch(self._bootstraps(), self._on_lost)
-        start = self._start
+        start, self._on_load = self._start, on_load
         self._await(start.hellos, deadline, "start")
         on_progress("loading weights")
         for stage in range(num):
@@ -194,11 +197,19 @@ class Pipeline:
         elif kind == "loaded":
             self._start.loaded[stage] = message.loaded
             self.stages[stage].device = message.loaded.device
+        elif kind == "load_progress":
+            self._note_loading(stage, message.load_progress)
         elif kind == "ready":
             self._start.ready[stage] = message.ready
         elif kind == "failure":
             log.error("%s failed:\n%s", self.stages[stage], message.failure.traceback)
             raise StartupError(f"{self.stages[stage]} did not start: {message.failure.message}")
+
+    def _note_loading(self, stage: int, progress: pb.LoadProgress) -> None:
+        """All stages load at once: what is told are their sums."""
+        self._start.loading[stage] = progress
+        stages = self._start.loading.values()
+        self._on_load(sum(s.done_bytes for s in stages), sum(s.total_bytes for s in stages))
 
     def _note_hello(self, stage: int, hello: pb.Hello) -> None:
         self._start.hellos[stage] = hello

@@ -25,6 +25,7 @@ from orca_dist.bootstrap import StageBootstrap
 from orca_dist.logs import Origin, set_up_logging
 from orca_dist.proto.v1.control_pb2 import (
     Failure,
+    LoadProgress,
     MasterMessage,
     Ping,
     Pong,
@@ -71,11 +72,16 @@ class ComputeThread:
             if result := self._worker.run(message.plan, received_s):
                 self._send(StageMessage(result=result))
         elif kind == "setup":
-            self._send(StageMessage(loaded=self._worker.load(message.setup)))
+            loaded = self._worker.load(message.setup, self._tell_loading)
+            self._send(StageMessage(loaded=loaded))
         elif kind == "open":
             self._origin.epoch = message.open.epoch
             self._worker.open(message.open)
             self._send(StageMessage(ready=Ready()))
+
+    def _tell_loading(self, done_bytes: int, total_bytes: int) -> None:
+        progress = LoadProgress(done_bytes=done_bytes, total_bytes=total_bytes)
+        self._send(StageMessage(load_progress=progress))
 
 
 def serve_stage(bootstrap: StageBootstrap, worker: StageWorker, *, actor_id: str = "") -> bool:

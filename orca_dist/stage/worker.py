@@ -8,6 +8,7 @@ waits for its device; the others hand their output on and take the next plan.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -38,6 +39,8 @@ from orca_dist.weights.names import stage_tensors
 
 log = logging.getLogger(__name__)
 
+OnBytes = Callable[[int, int], None]  # bytes done, bytes in all
+
 
 class StageWorker:
     """Life: load(), open() once an epoch, run() a plan at a time, close()."""
@@ -60,15 +63,18 @@ class StageWorker:
 
     # ---- start ---------------------------------------------------------
 
-    def load(self, setup: Setup) -> Loaded:
-        """Read this stage's tensors, and no others, straight to its device."""
+    def load(self, setup: Setup, on_bytes: OnBytes = lambda done, total: None) -> Loaded:
+        """Read this stage's tensors, and no others, straight to its device.
+
+        `on_bytes` hears of each tensor: bytes read so far, and in all.
+        """
         torch.set_num_threads(setup.num_threads)
         self._setup = setup
         self._spec = load_spec(Path(setup.model))
         self._device = make_device(setup.device)
         self._dtype = getattr(torch, setup.dtype)
         device = self._device.torch_device
-        weights = self._read_weights()
+        weights = self._read_weights(on_bytes)
         self._decoder = Decoder(
             spec=self._spec,
             layers=self._layers,
@@ -129,12 +135,16 @@ class StageWorker:
         )
         return open_links(config, store, epoch.epoch)
 
-    def _read_weights(self) -> dict[str, torch.Tensor]:
+    def _read_weights(self, on_bytes: OnBytes) -> dict[str, torch.Tensor]:
         """This stage's tensors under our names."""
         checkpoint = Checkpoint(Path(self._setup.model))
         names = stage_tensors(self._spec, self._layers, checkpoint.names())
+        total = sum(checkpoint.headers[name].num_bytes for name in set(names.values()))
         tensors = checkpoint.read(
-            names.values(), dtype=self._dtype, device=self._device.torch_device
+            names.values(),
+            dtype=self._dtype,
+            device=self._device.torch_device,
+            progress=lambda _: on_bytes(checkpoint.bytes_read, total),
         )
         return {ours: tensors[theirs] for ours, theirs in names.items()}
 

@@ -125,20 +125,22 @@ class Close(_message.Message):
     def __init__(self) -> None: ...
 
 class StageMessage(_message.Message):
-    __slots__ = ("hello", "loaded", "ready", "result", "pong", "failure")
+    __slots__ = ("hello", "loaded", "ready", "result", "pong", "failure", "load_progress")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     loaded: Loaded
     ready: Ready
     result: Result
     pong: Pong
     failure: Failure
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+    load_progress: LoadProgress
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., load_progress: _Optional[_Union[LoadProgress, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("secret", "stage", "pid", "node", "actor_id", "versions", "host")
@@ -169,6 +171,14 @@ class Loaded(_message.Message):
     store_address: str
     free_bytes: int
     def __init__(self, device: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., store_address: _Optional[str] = ..., free_bytes: _Optional[int] = ...) -> None: ...
+
+class LoadProgress(_message.Message):
+    __slots__ = ("done_bytes", "total_bytes")
+    DONE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    done_bytes: int
+    total_bytes: int
+    def __init__(self, done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ()

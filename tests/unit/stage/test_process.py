@@ -67,9 +67,11 @@ class Run:
         self.plane.send(0, message)
 
     def answer(self, kind: str) -> pb.StageMessage:
-        """The next message, which must be of this kind."""
+        """The next message, which must be of this kind; how far loading is doesn't count."""
         message = self._news.get(timeout=WAIT_S)
         assert isinstance(message, pb.StageMessage), message
+        if message.WhichOneof("kind") == "load_progress":
+            return self.answer(kind)
         assert message.WhichOneof("kind") == kind, message
         return message
 
