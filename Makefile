@@ -3,7 +3,7 @@
 SHELL := bash
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
-CODE := $(wildcard orca_dist kernels launch scripts tests)
+CODE := $(wildcard orca_dist kernels launch scripts tests examples)
 SCRIPTS := $(wildcard scripts/*.sh launch/*.sh) .ci/run
 ARGS ?=
 
