@@ -24,6 +24,12 @@ class AttentionContext:
     slots_T: torch.Tensor
 
     @cached_property
+    def num_pairs(self) -> int:
+        """(row, token) pairs to attend over, the triangle of a prompt counted as its square."""
+        pairs = zip(self.starts, self.lengths, strict=True)
+        return sum(length * (start + length) for start, length in pairs)
+
+    @cached_property
     def flat_blocks(self) -> torch.Tensor:
         """All block tables back to back."""
         return torch.cat(self.blocks)

@@ -139,6 +139,7 @@ class EngineMaster:
         now = time.monotonic()
         if now >= self._next_ping_s:
             self._supervisor.excuse(now - self._next_ping_s, now)
+            self._next_ping_s = now + self._supervisor.interval_s
             self._ping()
             self._watch()
 
@@ -230,7 +231,6 @@ class EngineMaster:
 
     def _ping(self) -> None:
         self._num_pings += 1
-        self._next_ping_s = time.monotonic() + self._supervisor.interval_s
         if not self._lost:
             self._pipeline.ping(self._num_pings)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -125,13 +126,14 @@ class Pipeline:
         self._placement = placement
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
         self._tell: Callable[[News], None] = self._news.put
+        self._lock = threading.Lock()  # whom to tell changes while streams are telling
         self._start = _Start()
         self._on_load: OnLoad = lambda done, total: None
         self._control = ControlPlane(
             host=placement.control_host,
             secret=(secret := secrets.token_hex(16)),
             num_stages=config.num_stages,
-            on_message=lambda stage, message: self._tell((stage, message)),
+            on_message=lambda stage, message: self._on_news((stage, message)),
             on_broken=self._on_lost,
         )
         self._secret = secret
@@ -159,9 +161,10 @@ class Pipeline:
 
     def listen(self, tell: Callable[[News], None]) -> None:
         """From now on news go to `tell`, on any thread; those that waited go first."""
-        self._tell = tell
-        while not self._news.empty():
-            tell(self._news.get())
+        with self._lock:
+            self._tell = tell
+            while not self._news.empty():
+                tell(self._news.get())
 
     def _bootstraps(self) -> list[StageBootstrap]:
         return [
@@ -273,10 +276,15 @@ class Pipeline:
 
     def close(self) -> None:
         """Ask stages to leave, then make sure; any number of times."""
-        self._tell = lambda news: None
+        with self._lock:
+            self._tell = lambda news: None
         self._control.broadcast(pb.MasterMessage(close=pb.Close()).SerializeToString())
         self._control.close(grace_s=1.0)
         self._placement.close()
 
     def _on_lost(self, stage: int, why: str) -> None:
-        self._tell(Lost(stage=stage, why=why))
+        self._on_news(Lost(stage=stage, why=why))
+
+    def _on_news(self, news: News) -> None:
+        with self._lock:
+            self._tell(news)

@@ -110,7 +110,6 @@ class RayPlacement:
                 else:
                     self._start_private(quiet)
         except (OSError, ValueError, RuntimeError) as error:
-            self.close()
             raise StartupError(f"Ray can't be reached or started: {error}") from None
 
     def _start_private(self, quiet: dict[str, Any]) -> None:

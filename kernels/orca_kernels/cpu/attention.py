@@ -51,7 +51,8 @@ class CpuAttention:
             k_BSMD.shape[1],
             scale,
         )
-        self._run(arguments, self._threads_for(context, q_TND.shape[1]))
+        is_dear = context.num_pairs * q_TND.shape[1] >= MIN_THREADED_COST
+        self._run(arguments, self._num_threads if is_dear else 1)
         return out_TND
 
     def _run(self, arguments: tuple[object, ...], num_threads: int) -> None:
@@ -63,11 +64,6 @@ class CpuAttention:
         self._kernel(*arguments, 0, num_threads)
         for other in others:
             other.result()
-
-    def _threads_for(self, context: AttentionContext, num_heads: int) -> int:
-        pairs = zip(context.starts, context.lengths, strict=True)
-        cost = num_heads * sum(length * (start + length) for start, length in pairs)
-        return self._num_threads if cost >= MIN_THREADED_COST else 1
 
 
 def make_cpu_attention(num_threads: int) -> CpuAttention:
