@@ -55,7 +55,7 @@ async def pieces(
             stream.finish(num_tokens)
         yield Piece(
             text=text,
-            token_ids=output.tokens[:num_kept],
+            token_ids=tuple(output.tokens[:num_kept]),
             reason=FinishReason.STOP if stops.matched else output.reason,
             num_tokens=num_tokens,
             logits=output.logits,

@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from orca_dist.core import Forming
+from orca_dist.core import Batching, Forming, MemoryKind
 from orca_dist.errors import ConfigError
 
 MAX_TIMEOUT_S = 86400.0
 MAX_CPUS = 1024
 MAX_TOKENS = 2**31
+MAX_WAIT = 1_000_000
 
 
 class Launcher(StrEnum):
@@ -39,6 +40,13 @@ class Dtype(StrEnum):
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
+
+
+class Switch(StrEnum):
+    """Whether something is done."""
+
+    ON = "on"
+    OFF = "off"
 
 
 class LogLevel(StrEnum):
@@ -79,15 +87,40 @@ class EngineConfig:
     max_batch_size: int = 32
     """Most requests in one batch; inflight times as many can run."""
     max_batch_tokens: int = 2048
-    """Most tokens in one iteration; a prompt that is longer runs with no other prompt beside it."""
+    """Most tokens in one iteration; prompts are cut to fit, unless chunked_prefill is off."""
     max_model_len: int | None = None
     """Most tokens of a request, prompt and answer together; by default the model's own length."""
     inflight: int | None = None
     """Most batches in the pipeline at once (the paper's n_workers); by default one a stage."""
+    batching: Batching = Batching.ITERATION
+    """Who may join a batch: anyone between iterations (Orca); nobody until its longest member has
+    ended (request, as FasterTransformer); the same, but waiting a moment to fill it (dynamic)."""
+    micro_batch_size: int | None = None
+    """Requests in a plan under request and dynamic batching; by default max_batch_size."""
+    batch_window_s: float = 0.1
+    """Longest wait of a request for others to fill its batch, under dynamic batching."""
     forming: Forming = Forming.BALANCED
     """How batches are sized: shared out over the pipeline, or filled up as in the paper."""
     min_chunk: int = 256
     """Prompt tokens that a balanced batch may always take."""
+    chunked_prefill: Switch = Switch.ON
+    """Cut prompts to what a batch has room for; off: a prompt runs whole, the longest alone."""
+    chunk_overlap: Switch = Switch.ON
+    """Send a prompt's next chunk while the one before is still in the pipeline."""
+    waiting_served_ratio: float = 0.0
+    """Let requests join only once this many times the admitted ones wait; 0: at once."""
+    max_waiting_iterations: int = 20
+    """Batches for which waiting_served_ratio may keep a request waiting."""
+    ageing_s: float = 10.0
+    """Waiting that one step of priority is worth: a request is passed only by those that arrive
+    less than ageing_s times their lead in priority after it."""
+    refuse_late: Switch = Switch.OFF
+    """Refuse a request at once if max_tokens iterations at the pace of late exceed its timeout."""
+    memory: MemoryKind = MemoryKind.PAGED
+    """KV slots as they are needed, newest requests computed again when none is left; or reserve
+    prompt and max_tokens from the start, as in the paper."""
+    prefix_cache: Switch | None = None
+    """Reuse the KV of earlier requests that began alike; by default on with paged memory."""
     block_size: int = 16
     """KV slots in a block."""
     kv_tokens: int | None = None
@@ -113,13 +146,14 @@ class EngineConfig:
     def __post_init__(self) -> None:
         """Plain words do for closed sets: device="cpu"."""
         for name, kind in _CLOSED_SETS.items():
-            object.__setattr__(self, name, _word(kind, name, getattr(self, name)))
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _word(kind, name, value))
 
     def check(self) -> None:
         """Raises ConfigError naming the first field that is out of its range."""
         for name in ("stages", "max_batch_size", "max_batch_tokens", "block_size", "min_chunk"):
             _at_least_one(name, getattr(self, name))
-        for name in ("inflight", "max_queue", "max_queue_tokens"):
+        for name in ("inflight", "max_queue", "max_queue_tokens", "micro_batch_size"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
         for name in ("max_model_len", "kv_tokens"):
@@ -135,6 +169,7 @@ class EngineConfig:
                     f"{name} = {getattr(self, name)}: must be more than 0 and at most "
                     f"{MAX_TIMEOUT_S:.0f} (a day)"
                 )
+        self._check_schedule()
         if self.tensor_parallel != 1:
             raise ConfigError(
                 f"tensor_parallel = {self.tensor_parallel}: stages can't be sharded yet; leave it "
@@ -147,6 +182,28 @@ class EngineConfig:
             )
         if self.memory_share is not None and not 0 < self.memory_share <= 1:
             raise ConfigError(f"memory_share = {self.memory_share}: must be in (0, 1]")
+
+    def _check_schedule(self) -> None:
+        for name in ("waiting_served_ratio", "max_waiting_iterations", "ageing_s"):
+            if not 0 <= getattr(self, name) <= MAX_WAIT:
+                raise ConfigError(
+                    f"{name} = {getattr(self, name)}: must be at least 0 and at most {MAX_WAIT}"
+                )
+        if not 0 <= self.batch_window_s <= MAX_TIMEOUT_S:
+            raise ConfigError(
+                f"batch_window_s = {self.batch_window_s}: must be at least 0 and at most "
+                f"{MAX_TIMEOUT_S:.0f} (a day)"
+            )
+        if self.micro_batch_size and self.batching is Batching.ITERATION:
+            raise ConfigError(
+                f"micro_batch_size = {self.micro_batch_size}: is for --batching request or "
+                "dynamic; leave it out, or choose one of these"
+            )
+        if self.prefix_cache is Switch.ON and self.memory is MemoryKind.RESERVE:
+            raise ConfigError(
+                "prefix_cache = on: reserved memory shares nothing; choose --memory paged, or "
+                "leave prefix_cache out"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,12 +238,18 @@ _CLOSED_SETS: dict[str, type[StrEnum]] = {
     "device": DeviceKind,
     "dtype": Dtype,
     "forming": Forming,
+    "batching": Batching,
+    "memory": MemoryKind,
+    "chunked_prefill": Switch,
+    "chunk_overlap": Switch,
+    "refuse_late": Switch,
+    "prefix_cache": Switch,
 }
 
 
-def _word(kind: type[StrEnum], name: str, value: str) -> StrEnum:
+def _word(kind: type[StrEnum], name: str, value: str | bool) -> StrEnum:
     try:
-        return kind(value)
+        return kind("on" if value else "off") if isinstance(value, bool) else kind(value)
     except ValueError:
         raise ConfigError(f"{name} = {value}: must be one of {', '.join(kind)}") from None
 

@@ -26,7 +26,7 @@ from orca_dist.client.results import Usage
 from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher
 from orca_dist.core import FinishReason
 from orca_dist.engine.engine import Engine
-from orca_dist.engine.streams import EngineStreams
+from orca_dist.engine.streams import EngineStreams, RequestStream
 from orca_dist.errors import InvalidRequest, ModelError, PipelineLost
 from orca_dist.params import SamplingParams
 from orca_dist.text import Detokenizer, StopMatcher, Tokenizer
@@ -155,11 +155,12 @@ class LLM:
             parts = [part async for part in pieces(stream, Detokenizer(self._tokenizer), stops)]
         finally:
             stream.close()
-        return self._completion(len(prompt), parts, params)
+        return self._completion(stream, parts, params)
 
     def _completion(
-        self, prompt_len: int, parts: Sequence[Piece], params: SamplingParams
+        self, stream: RequestStream, parts: Sequence[Piece], params: SamplingParams
     ) -> Completion:
+        prompt_len = stream.num_prompt_tokens
         ids = [token for part in parts for token in part.token_ids]
         reason = parts[-1].reason
         assert reason is not None, "a stream ends with its reason"
@@ -168,7 +169,11 @@ class LLM:
             token_ids=ids,
             logprobs=None,
             finish_reason=reason,
-            usage=Usage(prompt_tokens=prompt_len, completion_tokens=len(ids)),
+            usage=Usage(
+                prompt_tokens=prompt_len,
+                completion_tokens=len(ids),
+                cached_tokens=stream.cached_tokens,
+            ),
             logits=self._logits(parts, prompt_len + len(ids) - 1) if params.return_logits else None,
         )
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from cattrs import Converter
 
+from orca_dist.config import Switch
+
 NUMBERS = tuple[int, ...]
 
 
@@ -27,6 +29,7 @@ def yaml_reader() -> Converter:
     """Reads values that have a type already, and converts none but int to float."""
     reader = _reader()
     reader.register_structure_hook(int, lambda value, _: _typed(int, value, "a whole number"))
+    reader.register_structure_hook(Switch, _switch)
     reader.register_structure_hook(str, lambda value, _: _typed(str, value, "a text; quote it"))
     reader.register_structure_hook(
         float, lambda value, _: float(_typed(int | float, value, "a number"))
@@ -44,6 +47,13 @@ def _reader() -> Converter:
     reader = Converter(detailed_validation=False)
     reader.register_structure_hook(StrEnum, _choice)
     return reader
+
+
+def _switch(value: object, kind: type[Switch]) -> StrEnum:
+    """YAML reads a plain on, off, yes or no as a truth."""
+    return (
+        _choice("on" if value else "off", kind) if isinstance(value, bool) else _choice(value, kind)
+    )
 
 
 def _choice(value: object, kind: type[StrEnum]) -> StrEnum:

@@ -55,10 +55,11 @@ class AsyncClient:
         params: SamplingParams = GREEDY,
         *,
         request_id: str = "",
+        priority: int = 0,
         timeout_s: float | None = None,
     ) -> Completion:
         """The whole answer to text, token ids or chat messages."""
-        request = generate_request(prompt, params, request_id)
+        request = generate_request(prompt, params, request_id, priority)
         return results.completion(await self._call(self._stub.Generate, request, timeout_s))
 
     def stream(
@@ -67,10 +68,11 @@ class AsyncClient:
         params: SamplingParams = GREEDY,
         *,
         request_id: str = "",
+        priority: int = 0,
         timeout_s: float | None = None,
     ) -> AsyncIterator[Chunk]:
         """The answer as it is generated; `aclose()` or a cancelled task cancels the request."""
-        request = generate_request(prompt, params, request_id)
+        request = generate_request(prompt, params, request_id, priority)
         return self._chunks(request, timeout_s)
 
     async def info(self, *, timeout_s: float | None = None) -> ServerInfo:

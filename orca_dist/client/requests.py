@@ -20,11 +20,15 @@ Prompt = str | Sequence[int] | Sequence[Message]
 GREEDY = SamplingParams()
 
 
-def generate_request(prompt: Prompt, params: SamplingParams, request_id: str) -> pb.GenerateRequest:
+def generate_request(
+    prompt: Prompt, params: SamplingParams, request_id: str, priority: int
+) -> pb.GenerateRequest:
     """`prompt`: text, token ids, or chat messages ({"role": …, "content": …})."""
     request = _prompted(prompt)
     with _naming("request_id"):
         request.request_id = request_id
+    with _naming("priority"):
+        request.priority = priority
     request.sampling.CopyFrom(_sampling(params))
     return request
 

@@ -62,10 +62,11 @@ class Client:
         params: SamplingParams = GREEDY,
         *,
         request_id: str = "",
+        priority: int = 0,
         timeout_s: float | None = None,
     ) -> Completion:
         """The whole answer to text, token ids or chat messages."""
-        request = generate_request(prompt, params, request_id)
+        request = generate_request(prompt, params, request_id, priority)
         return results.completion(self._call(self._stub.Generate, request, timeout_s))
 
     def stream(
@@ -74,10 +75,11 @@ class Client:
         params: SamplingParams = GREEDY,
         *,
         request_id: str = "",
+        priority: int = 0,
         timeout_s: float | None = None,
     ) -> Iterator[Chunk]:
         """The answer as it is generated; leaving the loop early cancels the request."""
-        request = generate_request(prompt, params, request_id)
+        request = generate_request(prompt, params, request_id, priority)
         return self._chunks(self._stub.GenerateStream(request, timeout=timeout_s))
 
     def info(self, *, timeout_s: float | None = None) -> ServerInfo:

@@ -5,20 +5,24 @@ object runs in the server and in the simulator; same events in, same plans out.
 """
 
 from orca_dist.core.events import Output
-from orca_dist.core.kv import Memory, NeverFits, ReserveMemory
+from orca_dist.core.kv import Memory, MemoryKind, NeverFits, ReserveMemory
+from orca_dist.core.paged import PagedMemory
 from orca_dist.core.plan import Admit, Plan, PlanResult
-from orca_dist.core.policy import Forming
+from orca_dist.core.policy import Batching, Forming, SchedulerConfig
 from orca_dist.core.request import FinishReason, Phase, Request, Sampling
-from orca_dist.core.scheduler import Scheduler, SchedulerConfig
+from orca_dist.core.scheduler import Scheduler, TooLate
 from orca_dist.core.split import split_layers
 
 __all__ = [
     "Admit",
+    "Batching",
     "FinishReason",
     "Forming",
     "Memory",
+    "MemoryKind",
     "NeverFits",
     "Output",
+    "PagedMemory",
     "Phase",
     "Plan",
     "PlanResult",
@@ -27,5 +31,6 @@ __all__ = [
     "Sampling",
     "Scheduler",
     "SchedulerConfig",
+    "TooLate",
     "split_layers",
 ]

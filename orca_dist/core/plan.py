@@ -7,6 +7,7 @@ one with all its known tokens and KV blocks, `step` computes tokens
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from orca_dist.core.request import Sampling
@@ -41,6 +42,25 @@ class Plan:
     new_tokens: list[int] = field(default_factory=list)
     num_new_blocks: list[int] = field(default_factory=list)
     new_blocks: list[int] = field(default_factory=list)
+
+    def add(
+        self,
+        request_id: int,
+        start: int,
+        length: int,
+        samples: bool,
+        new_tokens: Sequence[int] = (),
+        new_blocks: Sequence[int] = (),
+    ) -> None:
+        """One more entry; `new_tokens` and `new_blocks` are what the stages aren't told yet."""
+        self.ids.append(request_id)
+        self.starts.append(start)
+        self.lengths.append(length)
+        self.samples.append(samples)
+        self.num_new_tokens.append(len(new_tokens))
+        self.num_new_blocks.append(len(new_blocks))
+        self.new_tokens.extend(new_tokens)
+        self.new_blocks.extend(new_blocks)
 
     @property
     def num_tokens(self) -> int:

@@ -1,85 +1,146 @@
 """The request pool (Orca §4): every request from arrival to answer.
 
-Owns three views of the live requests: waiting (no memory yet, in arrival
-order), admitted (has memory), and the admitted ones that are runnable, as a
-heap in arrival order. All operations cost O(1) or O(log admitted): nothing
-walks the waiting line.
+Owns three views of the live requests: waiting (no memory yet), admitted (has
+memory), and the admitted ones that are runnable, in order. A request's order is
+static: arrival - priority x ageing_s. So one of higher priority goes first unless
+the other has waited for that much longer, and a lane of one priority is in order
+of arrival: nothing ever walks the waiting line.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
+from orca_dist.core.deadlines import Deadlines
+from orca_dist.core.kv import Lease
 from orca_dist.core.request import Entry, Request
+
+Lane = OrderedDict[int, Entry]
+in_order = attrgetter("order")
 
 
 class RequestPool:
     """Membership only; memory and batches are the scheduler's."""
 
-    def __init__(self) -> None:
-        self._entries: dict[int, Entry] = {}
-        self._waiting: OrderedDict[int, Entry] = OrderedDict()
-        self._runnable: list[tuple[int, Entry]] = []
+    def __init__(self, *, ageing_s: float) -> None:
+        self.entries: dict[int, Entry] = {}
+        self.deadlines = Deadlines()
+        self.num_waiting = 0
+        self._ageing_s = ageing_s
+        self._lanes: dict[int, Lane] = {}  # waiting, by priority; none is empty
+        self._admitted: dict[int, Entry] = {}
+        self._runnable: list[Entry] = []
+        self._sorted = True
         self._arrivals = 0
-        self.num_admitted = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
+    def num_admitted(self) -> int:
+        return len(self._admitted)
 
     def get(self, request_id: int) -> Entry | None:
-        return self._entries.get(request_id)
+        return self.entries.get(request_id)
 
-    def add(self, request: Request) -> Entry:
-        """A new arrival goes to the end of the waiting line."""
-        assert request.id not in self._entries, f"request id {request.id} is in use"
-        entry = Entry(request, self._arrivals, list(request.prompt))
+    def add(self, request: Request, now: float, next_seq: int) -> None:
+        """A new arrival goes to the end of its lane."""
+        assert request.id not in self.entries, f"request id {request.id} is in use"
+        order = (now - request.priority * self._ageing_s, self._arrivals)
         self._arrivals += 1
-        self._entries[request.id] = self._waiting[request.id] = entry
-        return entry
+        entry = self.entries[request.id] = Entry(
+            request, request.id, order, len(request.prompt), next_seq
+        )
+        self._lane(entry)[entry.id] = entry
+        self.num_waiting += 1
+        if request.deadline_s is not None:
+            self.deadlines.add(request.id, request.deadline_s)
 
     def head(self) -> Entry | None:
-        """The waiting request that arrived first."""
-        return next(iter(self._waiting.values()), None)
+        """The waiting request that goes first."""
+        heads = (next(iter(lane.values())) for lane in self._lanes.values())
+        return min(heads, key=in_order, default=None)
 
-    def admit(self, entry: Entry, blocks: list[int]) -> None:
-        del self._waiting[entry.id]
-        entry.blocks, entry.admitted = blocks, True
-        self.num_admitted += 1
-        self.set_runnable(entry)
+    def admit(self, entry: Entry, lease: Lease) -> None:
+        self._unwait(entry)
+        entry.lease = lease
+        self._admitted[entry.id] = entry
+        self.set_runnable([entry])
 
-    def set_runnable(self, entry: Entry) -> None:
-        """Call once each time an admitted entry comes to have unscheduled tokens."""
-        heapq.heappush(self._runnable, (entry.order, entry))
+    def set_runnable(self, entries: Sequence[Entry]) -> None:
+        """Call once each time admitted entries come to have tokens to schedule."""
+        for entry in entries:
+            entry.queued = True
+        self._runnable += entries
+        self._sorted = False
 
-    def first_runnable(self) -> Entry | None:
-        """The runnable request that arrived first; it stays where it is."""
-        while self._runnable and not self._runnable[0][1].alive:
-            heapq.heappop(self._runnable)
-        return self._runnable[0][1] if self._runnable else None
+    def runnable(self) -> list[Entry]:
+        """In order. Not a copy: what is taken is to be told to `take`."""
+        if not self._sorted:
+            self._runnable.sort(key=in_order)  # two sorted runs, mostly: linear
+            self._sorted = True
+        return self._runnable
 
-    def take_runnable(self) -> None:
-        """Remove what first_runnable() returned: it is being scheduled."""
-        heapq.heappop(self._runnable)
+    def take(self, entries: Sequence[Entry]) -> None:
+        """These, the first of the runnable ones, have been scheduled."""
+        for entry in entries:
+            entry.queued = False
+        del self._runnable[: len(entries)]
+
+    def last_admitted(self) -> Entry:
+        """The admitted request that goes last."""
+        return max(self._admitted.values(), key=in_order)
+
+    def put_back(self, entry: Entry, next_seq: int) -> None:
+        """An admitted request waits again, before all of its lane: it was admitted before them."""
+        self._unadmit(entry)
+        entry.rewind()
+        entry.since_seq = next_seq
+        lane = self._lane(entry)
+        lane[entry.id] = entry
+        lane.move_to_end(entry.id, last=False)
+        self.num_waiting += 1
 
     def remove(self, entry: Entry) -> None:
         """The request has ended, whatever state it was in."""
-        entry.alive = False
-        del self._entries[entry.id]
-        if entry.admitted:
-            self.num_admitted -= 1
+        del self.entries[entry.id]
+        self.deadlines.discard(entry.id)
+        if entry.lease is None:
+            self._unwait(entry)
         else:
-            del self._waiting[entry.id]
+            self._unadmit(entry)
+            entry.lease = None
 
-    def restart(self) -> None:
-        """A new epoch: all live requests wait again, in arrival order."""
-        for entry in self._entries.values():
+    def restart(self, next_seq: int) -> None:
+        """A new epoch: all live requests wait again, in order."""
+        self._admitted.clear()
+        self._runnable.clear()
+        self._lanes.clear()
+        for entry in sorted(self.entries.values(), key=in_order):
             entry.rewind()
-        in_order = sorted(self._entries.values(), key=lambda entry: entry.order)
-        self._waiting = OrderedDict((entry.id, entry) for entry in in_order)
-        self._runnable = []
-        self.num_admitted = 0
+            entry.computed_len = 0
+            entry.queued = False
+            entry.since_seq = next_seq
+            self._lane(entry)[entry.id] = entry
+        self.num_waiting = len(self.entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries.values())
+
+    def _lane(self, entry: Entry) -> Lane:
+        return self._lanes.setdefault(entry.request.priority, OrderedDict())
+
+    def _unwait(self, entry: Entry) -> None:
+        lane = self._lane(entry)
+        del lane[entry.id]
+        self.num_waiting -= 1
+        if not lane:
+            del self._lanes[entry.request.priority]
+
+    def _unadmit(self, entry: Entry) -> None:
+        del self._admitted[entry.id]
+        if entry.queued:
+            self._runnable.remove(entry)
+            entry.queued = False

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from orca_dist.core.kv import Lease
+
 
 class FinishReason(StrEnum):
     """Why a request left the pool."""
@@ -16,6 +18,7 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
+    DEADLINE = "deadline"
     ERROR = "error"
 
 
@@ -39,19 +42,26 @@ class Sampling:
     return_logits: bool = False
 
 
+GREEDY = Sampling()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What a caller asked for, in tokens.
 
     `max_tokens` is the most that will be generated; `stop_ids` end the answer
-    and are part of it. `id` is unique for the life of the engine.
+    and are part of it. `id` is unique for the life of the engine. Of two requests
+    the one with the higher `priority` goes first, up to the ageing of the other;
+    past `deadline_s`, on the clock of `now`, the request is given up.
     """
 
     id: int
     prompt: tuple[int, ...]
     max_tokens: int
-    sampling: Sampling = Sampling()
+    sampling: Sampling = GREEDY
     stop_ids: frozenset[int] = frozenset()
+    priority: int = 0
+    deadline_s: float | None = None
 
     @property
     def max_len(self) -> int:
@@ -61,53 +71,72 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A live request in the pool. Order is arrival order: smaller goes first."""
+    """A live request in the pool. What has the smaller `order` goes first.
+
+    Admitted while it holds a lease. computed_len is behind scheduled_len by the tokens that
+    are in flight, also after preemption: it is below zero then until they are back.
+    """
 
     request: Request
-    order: int
-    tokens: list[int]
+    id: int
+    order: tuple[float, int]
+    known_len: int
+    since_seq: int = 0  # the plan that was to come next when it began to wait
+    generated: list[int] = field(default_factory=list)
+    prefill_len: int = 0  # tokens known at admission: up to here it is prefill
     scheduled_len: int = 0
     computed_len: int = 0
-    blocks: list[int] = field(default_factory=list)
-    admitted: bool = False
-    alive: bool = True
-
-    @property
-    def id(self) -> int:
-        return self.request.id
-
-    @property
-    def known_len(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def num_generated(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
+    cached_len: int = 0  # prompt tokens that needed no computing
+    logits_len: int = 0  # positions whose logits went out
+    queued: bool = False  # among the runnable ones
+    lease: Lease | None = None
 
     @property
     def unscheduled_len(self) -> int:
-        return len(self.tokens) - self.scheduled_len
+        return self.known_len - self.scheduled_len
+
+    @property
+    def prefill_left(self) -> int:
+        """Tokens known at admission that aren't scheduled yet."""
+        return max(0, self.prefill_len - self.scheduled_len)
+
+    @property
+    def in_flight_len(self) -> int:
+        """Tokens in plans that have not returned."""
+        return self.scheduled_len - self.computed_len
 
     @property
     def phase(self) -> Phase:
         if self.scheduled_len == 0:
             return Phase.INITIATION
-        return Phase.RUNNING if self.scheduled_len == len(self.tokens) else Phase.INCREMENT
+        return Phase.INCREMENT if self.unscheduled_len else Phase.RUNNING
+
+    def known(self, start: int, end: int) -> tuple[int, ...]:
+        """Known tokens [start, end) of prompt and answer."""
+        prompt = self.request.prompt
+        split = len(prompt)
+        if end <= split:
+            return prompt[start:end]
+        return (*prompt[start:], *self.generated[max(0, start - split) : end - split])
 
     def accept(self, tokens: list[int]) -> tuple[list[int], FinishReason | None]:
         """Append sampled tokens up to the one that ends the request; returns those kept."""
-        kept: list[int] = []
+        request, generated = self.request, self.generated
+        before, reason = len(generated), None
         for token in tokens:
-            kept.append(token)
-            self.tokens.append(token)
-            if token in self.request.stop_ids:
-                return kept, FinishReason.STOP
-            if self.num_generated >= self.request.max_tokens:
-                return kept, FinishReason.LENGTH
-        return kept, None
+            generated.append(token)
+            if token in request.stop_ids:
+                reason = FinishReason.STOP
+                break
+            if len(generated) >= request.max_tokens:
+                reason = FinishReason.LENGTH
+                break
+        num = len(generated) - before
+        self.known_len += num
+        return (tokens if num == len(tokens) else tokens[:num]), reason
 
     def rewind(self) -> None:
-        """Forget all progress but the tokens: the next epoch computes them anew."""
-        self.scheduled_len = self.computed_len = 0
-        self.blocks = []
-        self.admitted = False
+        """Forget all progress but the tokens: they will be computed anew."""
+        self.computed_len -= self.scheduled_len
+        self.scheduled_len = self.prefill_len = 0
+        self.lease = None

@@ -12,22 +12,33 @@ from collections import deque
 from dataclasses import dataclass
 
 from orca_dist.core.events import Output
-from orca_dist.core.kv import Memory, NeverFits
+from orca_dist.core.kv import Lease, Memory, NeverFits
 from orca_dist.core.plan import Admit, Plan, PlanResult
-from orca_dist.core.policy import Forming, batch_caps
+from orca_dist.core.policy import BatchCaps, Load, SchedulerConfig, make_policy
 from orca_dist.core.pool import RequestPool
-from orca_dist.core.request import Entry, FinishReason, Phase, Request
+from orca_dist.core.request import Entry, FinishReason, Request
+
+NOTHING: list[int] = []
+SMOOTHING = 0.1  # weight of the newest round trip in their average
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig:
-    """Bounds of the schedule; `inflight` is the paper's n_workers."""
+class TooLate(Exception):
+    """A request can't end before its deadline; says both numbers, in seconds."""
 
-    inflight: int
-    max_batch_size: int
-    max_batch_tokens: int
-    forming: Forming = Forming.BALANCED
-    min_chunk: int = 256
+    def __init__(self, needed_s: float, left_s: float) -> None:
+        super().__init__(f"needs at least {needed_s:.3g} s, its deadline is in {left_s:.3g} s")
+        self.needed_s = needed_s
+        self.left_s = left_s
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A plan on its way, with the entries of its columns and the ids that will answer."""
+
+    plan: Plan
+    entries: list[Entry]
+    sampled: list[int]
+    sent_s: float
 
 
 class Scheduler:
@@ -36,11 +47,15 @@ class Scheduler:
     def __init__(self, *, config: SchedulerConfig, memory: Memory) -> None:
         self.config = config
         self.memory = memory
-        self.pool = RequestPool()
-        self._in_flight: deque[Plan] = deque()
+        self.pool = RequestPool(ageing_s=config.ageing_s)
+        self.num_preempted = 0
+        self.round_trip_s = 0.0  # of a plan, as an average that forgets
+        self._policy = make_policy(config)
+        self._in_flight: deque[Flight] = deque()
         self._drops: list[int] = []
         self._seq = 0
         self._prefill_tokens = 0  # of admitted requests, not yet scheduled
+        self._stuck: tuple[int, int] | None = None  # who did not fit, in how many free blocks
 
     @property
     def plans_in_flight(self) -> int:
@@ -49,44 +64,67 @@ class Scheduler:
     # ---- verbs ---------------------------------------------------------
 
     def submit(self, request: Request, now: float) -> None:
-        """Take a request into the pool; raises NeverFits when it can't ever be served."""
+        """Take a request into the pool.
+
+        Raises NeverFits when it can't ever be served, and with refuse_late TooLate when
+        its max_tokens iterations, at the pace of late, would end after its deadline.
+        """
         if request.max_len > self.memory.capacity:
             raise NeverFits(request.max_len, self.memory.capacity)
-        self.pool.add(request)
+        if self.config.refuse_late and request.deadline_s is not None:
+            self._check_time(request.max_tokens, request.deadline_s - now)
+        self.pool.add(request, now, self._seq)
 
     def select(self, now: float) -> Plan | None:
         """The next batch to run, or None: pipeline full, or nothing runnable."""
         if len(self._in_flight) >= self.config.inflight:
             return None
-        self._admit()
-        batch = self._form()
-        if not batch:
+        self._admit(now)
+        if not self.pool.runnable():
             return None
-        plan = self._plan(batch)
-        self._in_flight.append(plan)
+        plan = Plan(seq=self._seq, drops=self._drops)
+        entries = self._form(plan, self._policy.caps(self._load()))
+        if not entries:
+            return None
+        self._seq += 1
+        self._drops = []
+        sampled = [id for id, samples in zip(plan.ids, plan.samples, strict=True) if samples]
+        self._in_flight.append(Flight(plan, entries, sampled, now))
         return plan
 
     def flush_drops(self) -> Plan | None:
         """A plan of drops alone, for when no other will come soon. It never counts as in flight."""
-        return self._new_plan() if self._drops and not self._in_flight else None
+        if not self._drops or self._in_flight:
+            return None
+        plan = Plan(seq=self._seq, drops=self._drops)
+        self._seq += 1
+        self._drops = []
+        return plan
 
     def on_result(self, result: PlanResult, now: float) -> list[Output]:
         """Account for a returned plan. Results of an earlier epoch are no-ops."""
-        if not self._in_flight or result.seq < self._in_flight[0].seq:
+        if not self._in_flight or result.seq < self._in_flight[0].plan.seq:
             return []
-        plan = self._in_flight.popleft()
-        _check_answered(plan, result)
-        for request_id, length in zip(plan.ids, plan.lengths, strict=True):
-            if entry := self.pool.get(request_id):
-                entry.computed_len += length
-        outputs = [self._fail(request_id, text) for request_id, text in result.failed.items()]
-        for request_id, tokens in zip(result.ids, result.tokens, strict=True):
-            outputs.append(self._accept(request_id, tokens, result.logits.get(request_id, b"")))
-        return [output for output in outputs if output]
+        flight = self._in_flight.popleft()
+        _check_answered(flight, result)
+        self.round_trip_s += (now - flight.sent_s - self.round_trip_s) * SMOOTHING
+        for entry, length in zip(flight.entries, flight.plan.lengths, strict=True):
+            entry.computed_len += length
+        outputs = self._failed(result) if result.failed else []
+        logits = self._logits(flight, result) if result.logits else {}
+        self._accept(result, logits, outputs)
+        outputs += [Output(id=id, logits=rows) for id, rows in logits.items()]
+        if not self._policy.overlap:
+            self._queue_unfinished(flight)
+        return outputs
 
     def cancel(self, request_id: int, now: float) -> bool:
         """Take a request out in whatever state it is; False if it isn't live any more."""
-        return self._leave(request_id)
+        entry = self.pool.get(request_id)
+        if entry is None:
+            return False
+        self._leave(entry)
+        return True
 
     def finish(
         self, request_id: int, num_tokens: int, reason: FinishReason, now: float
@@ -96,138 +134,274 @@ class Scheduler:
         Tokens sampled since are dropped and not counted. None if it isn't live any more.
         """
         entry = self.pool.get(request_id)
-        if entry is None or num_tokens > entry.num_generated:
+        if entry is None or num_tokens > len(entry.generated):
             return None
-        self._leave(request_id)
+        self._leave(entry)
         return Output(id=request_id, reason=reason)
+
+    def expire(self, now: float) -> list[Output]:
+        """End the requests whose deadline has passed: no plan selected from now on has them."""
+        outputs = []
+        for request_id in self.pool.deadlines.passed(now):
+            entry = self.pool.entries[request_id]
+            num = len(entry.generated)
+            self._leave(entry)
+            message = f"the deadline passed after {num} tokens"
+            outputs.append(Output(request_id, reason=FinishReason.DEADLINE, message=message))
+        return outputs
+
+    def next_wakeup(self) -> float | None:
+        """When to call expire() and select() again though nothing else has happened."""
+        times = (self.pool.deadlines.first_s(), self._policy.wakeup_s(self._load()))
+        return min((time for time in times if time is not None), default=None)
 
     def restart(self, now: float) -> None:
         """A new epoch: every live request starts over from its known tokens."""
         self._in_flight.clear()
         self._drops.clear()
         self._prefill_tokens = 0
+        self._stuck = None
         self.memory.reset()
-        self.pool.restart()
+        self.pool.restart(self._seq)
 
     # ---- select, step 1: admit -----------------------------------------
 
-    def _admit(self) -> None:
+    def _admit(self, now: float) -> None:
         """Move requests in order from waiting to admitted while memory lasts."""
-        limit = self.config.inflight * self.config.max_batch_size
-        while self.pool.num_admitted < limit and (entry := self.pool.head()):
-            blocks = self.memory.allocate(entry.id, entry.request.max_len)
-            if blocks is None:
-                return
-            self.pool.admit(entry, blocks)
-            self._prefill_tokens += entry.known_len
+        if not self.pool.num_waiting:
+            return
+        joined: list[Entry] = []
+        for _ in range(self._policy.admissions(self._load(), now)):
+            entry = self.pool.head()
+            if entry is None or not self._join(entry):
+                break
+            joined.append(entry)
+        if joined:
+            self._policy.joined([entry.prefill_len for entry in joined])
+
+    def _join(self, entry: Entry) -> bool:
+        """Give it memory; after preemption not before its plans in flight are back."""
+        memory = self.memory
+        if entry.in_flight_len or (self._stuck and self._is_stuck(entry)):
+            return False
+        lease = memory.allocate(
+            entry.known, entry.known_len, entry.request.max_len, _max_cached(entry)
+        )
+        if lease is None:
+            self._stuck = entry.id, memory.num_free
+            return False
+        entry.prefill_len = entry.known_len
+        self._prefill_tokens += entry.known_len
+        self.pool.admit(entry, lease)
+        return True
+
+    def _is_stuck(self, entry: Entry) -> bool:
+        """It did not fit, and no more is free now: not worth another look at its prefix."""
+        assert self._stuck is not None
+        request_id, num_free = self._stuck
+        return entry.id == request_id and self.memory.num_free <= num_free
+
+    def _check_time(self, max_tokens: int, left_s: float) -> None:
+        needed_s = max_tokens * self.round_trip_s
+        if needed_s > left_s:
+            raise TooLate(needed_s, left_s)
+
+    def _load(self) -> Load:
+        pool, head = self.pool, self.pool.head()
+        return Load(
+            waiting=pool.num_waiting,
+            admitted=pool.num_admitted,
+            prefill_tokens=self._prefill_tokens,
+            head_since_s=head.order[0] + head.request.priority * self.config.ageing_s
+            if head
+            else 0.0,
+            head_waited=self._seq - head.since_seq if head else 0,
+        )
 
     # ---- select, step 2: form ------------------------------------------
 
-    def _form(self) -> list[Entry]:
-        """Runnable requests in order up to the caps.
+    def _form(self, plan: Plan, caps: BatchCaps) -> list[Entry]:
+        """Runnable requests in order up to the caps; `plan` gets their steps.
 
-        The first prompt of a batch goes whole, however long: else the decodes before it,
-        which are runnable again every round trip, would shut it out for ever. A prompt above
-        max_batch_tokens thus has no other prompt beside it.
+        Who is in the middle of its prompt comes on top of the balanced cap, which is for
+        requests that are in one plan a round trip.
         """
-        config = self.config
-        caps = batch_caps(
-            config.forming,
-            admitted=self.pool.num_admitted,
-            prefill_tokens=self._prefill_tokens,
-            inflight=config.inflight,
-            max_batch_size=config.max_batch_size,
-            max_batch_tokens=config.max_batch_tokens,
-            min_chunk=config.min_chunk,
-        )
         batch: list[Entry] = []
-        tokens_left, prefill_left = config.max_batch_tokens, caps.prefill_tokens
-        while len(batch) < caps.num_requests and (entry := self.pool.first_runnable()):
-            length = entry.unscheduled_len
-            prefill = length if entry.phase is Phase.INITIATION else 0
-            first_prompt = prefill > 0 and prefill_left == caps.prefill_tokens
-            if batch and not first_prompt and (length > tokens_left or prefill > prefill_left):
+        num_left, max_size = caps.num_requests, self.config.max_batch_size
+        tokens_left, prefill_left = self.config.max_batch_tokens, caps.prefill_tokens
+        for entry in self.pool.runnable():
+            start = entry.scheduled_len
+            in_prompt = start < entry.prefill_len
+            counts = not (in_prompt and start)
+            if len(batch) >= max_size or (counts and num_left <= 0):
                 break
-            self.pool.take_runnable()
-            batch.append(entry)
+            if in_prompt:
+                first = prefill_left == caps.prefill_tokens
+                length = self._step_prompt(plan, entry, min(tokens_left, prefill_left), first)
+                prefill_left -= length
+            else:
+                length = self._step_answer(plan, entry, tokens_left)
+            if length <= 0:
+                break
             tokens_left -= length
-            prefill_left -= prefill
+            num_left -= counts
+            batch.append(entry)
+        self._taken(plan, batch)
         return batch
 
-    def _plan(self, batch: list[Entry]) -> Plan:
-        plan = self._new_plan()
-        for entry in batch:
-            self._step(plan, entry)
-        return plan
+    def _taken(self, plan: Plan, batch: list[Entry]) -> None:
+        """They aren't runnable any more, but those whose next chunk needs no token."""
+        self.pool.take(batch)
+        if self._policy.overlap and not all(plan.samples):
+            pairs = zip(batch, plan.samples, strict=True)
+            self.pool.set_runnable([entry for entry, samples in pairs if not samples])
 
-    def _new_plan(self) -> Plan:
-        plan = Plan(seq=self._seq, drops=self._drops)
-        self._seq += 1
-        self._drops = []
-        return plan
+    def _step_prompt(self, plan: Plan, entry: Entry, budget: int, first_prompt: bool) -> int:
+        """A chunk of what was known at admission; 0: not in this batch."""
+        lease, start = entry.lease, entry.scheduled_len
+        assert lease is not None, "runnable without memory"
+        if not start:
+            self.memory.reuse(lease, entry.known, _max_cached(entry))
+            start = lease.cached_len
+        left = entry.prefill_len - start
+        length = self._policy.chunk(start, left, budget, first_prompt=first_prompt)
+        if length <= 0:
+            return 0
+        if not entry.scheduled_len:
+            self._introduce(plan, entry, lease)
+        end = entry.scheduled_len = start + length
+        self._prefill_tokens -= length
+        plan.add(entry.id, start, length, end == entry.known_len)
+        self.memory.publish(lease, entry.known, end)
+        return length
 
-    def _step(self, plan: Plan, entry: Entry) -> None:
-        new_tokens = self._introduce(plan, entry)
-        plan.ids.append(entry.id)
-        plan.starts.append(entry.scheduled_len)
-        plan.lengths.append(entry.unscheduled_len)
-        plan.samples.append(True)
-        plan.num_new_tokens.append(len(new_tokens))
-        plan.new_tokens.extend(new_tokens)
-        plan.num_new_blocks.append(0)
-        entry.scheduled_len = entry.known_len
-
-    def _introduce(self, plan: Plan, entry: Entry) -> list[int]:
-        """Admit a request on its first step; later ones bring the tokens returned since."""
-        if entry.phase is not Phase.INITIATION:
-            return entry.tokens[entry.scheduled_len :]
-        self._prefill_tokens -= entry.known_len
+    def _introduce(self, plan: Plan, entry: Entry, lease: Lease) -> None:
+        """The stages get all that is known of it; what is cached counts as computed."""
         plan.admits.append(
             Admit(
                 id=entry.id,
                 sampling=entry.request.sampling,
-                tokens=tuple(entry.tokens),
-                blocks=tuple(entry.blocks),
+                tokens=entry.known(0, entry.known_len),
+                blocks=tuple(lease.blocks),
             )
         )
-        return []
+        if not entry.generated:
+            entry.cached_len = lease.cached_len
+        entry.computed_len = lease.cached_len
+        self._prefill_tokens -= lease.cached_len
 
-    # ---- leaving -------------------------------------------------------
+    def _step_answer(self, plan: Plan, entry: Entry, budget: int) -> int:
+        """Tokens sampled since its last step, one as a rule; 0: not in this batch."""
+        lease, start = entry.lease, entry.scheduled_len
+        assert lease is not None, "runnable without memory"
+        since = start - len(entry.request.prompt)
+        new_tokens = entry.generated[since : since + budget] if budget > 0 else NOTHING
+        length = len(new_tokens)
+        end = start + length
+        new_blocks: list[int] | None = NOTHING
+        if end > lease.room:
+            new_blocks = self._extend(entry, lease, end)
+        if not length or new_blocks is None:
+            return 0
+        entry.scheduled_len = end
+        plan.add(entry.id, start, length, end == entry.known_len, new_tokens, new_blocks)
+        return length
 
-    def _accept(self, request_id: int, tokens: list[int], logits: bytes) -> Output | None:
-        entry = self.pool.get(request_id)
-        if entry is None:
-            return None
-        kept, reason = entry.accept(tokens)
-        if reason:
-            self._leave(request_id)
-        elif kept:
-            self.pool.set_runnable(entry)
-        return Output(id=request_id, tokens=tuple(kept), reason=reason, logits=logits)
+    # ---- memory runs out -----------------------------------------------
 
-    def _fail(self, request_id: int, message: str) -> Output | None:
-        if not self._leave(request_id):
-            return None
-        return Output(id=request_id, reason=FinishReason.ERROR, message=message)
+    def _extend(self, entry: Entry, lease: Lease, num_slots: int) -> list[int] | None:
+        """More blocks, at the cost of those who came last; None: that was `entry` itself."""
+        self.memory.publish(lease, entry.known, entry.scheduled_len)
+        while (blocks := self.memory.extend(lease, num_slots)) is None:
+            victim = self.pool.last_admitted()
+            self._preempt(victim)
+            if victim is entry:
+                return None
+        return blocks
 
-    def _leave(self, request_id: int) -> bool:
-        """The one way out of the pool: memory goes back once, the stages are told."""
-        entry = self.pool.get(request_id)
-        if entry is None:
-            return False
-        self.pool.remove(entry)
-        if entry.admitted:
-            self.memory.release(entry.id)
+    def _preempt(self, entry: Entry) -> None:
+        """Back to the line without memory; it will be computed anew from its known tokens.
+
+        Its plans in flight go on, and a token that returns with one of them counts.
+        """
+        self.num_preempted += 1
+        self._give_up_memory(entry)
+        self.pool.put_back(entry, self._seq)
+
+    def _give_up_memory(self, entry: Entry, *, spoiled: bool = False) -> None:
+        """Memory goes back once, and the stages are told."""
+        lease = entry.lease
+        assert lease is not None, "only who is admitted has memory"
+        if not spoiled:
+            self.memory.publish(lease, entry.known, entry.scheduled_len)
+        self.memory.release(lease, spoiled=spoiled)
+        self._prefill_tokens -= entry.prefill_left
         if entry.scheduled_len:
             self._drops.append(entry.id)
-        elif entry.admitted:
-            self._prefill_tokens -= entry.known_len
-        return True
+
+    # ---- results -------------------------------------------------------
+
+    def _accept(self, result: PlanResult, logits: dict[int, bytes], outputs: list[Output]) -> None:
+        """Sampled tokens; results for requests that left since are no-ops."""
+        entries = self.pool.entries
+        again: list[Entry] = []
+        for request_id, tokens in zip(result.ids, result.tokens, strict=True):
+            entry = entries.get(request_id)
+            if entry is None:
+                continue
+            kept, reason = entry.accept(tokens)
+            if reason:
+                self._leave(entry)
+            elif entry.lease is not None:
+                again.append(entry)
+            rows = logits.pop(request_id, b"") if logits else b""
+            outputs.append(Output(request_id, kept, reason, "", entry.cached_len, rows))
+        self.pool.set_runnable(again)
+
+    def _logits(self, flight: Flight, result: PlanResult) -> dict[int, bytes]:
+        """Rows of positions that did not go out before, by request; resumed ones come twice."""
+        plan, fresh = flight.plan, {}
+        for request_id, start, length in zip(plan.ids, plan.starts, plan.lengths, strict=True):
+            entry, rows = self.pool.get(request_id), result.logits.get(request_id)
+            if entry and rows:
+                known = min(length, max(0, entry.logits_len - start))
+                fresh[request_id] = rows[known * (len(rows) // length) :]
+                entry.logits_len = max(entry.logits_len, start + length)
+        return fresh
+
+    def _failed(self, result: PlanResult) -> list[Output]:
+        """Requests that an iteration ruined for themselves alone; their KV is not to be shared."""
+        outputs = []
+        for request_id, message in result.failed.items():
+            if entry := self.pool.get(request_id):
+                self._leave(entry, spoiled=True)
+                outputs.append(Output(request_id, reason=FinishReason.ERROR, message=message))
+        return outputs
+
+    def _queue_unfinished(self, flight: Flight) -> None:
+        """Without overlap, the next chunk of a prompt may go once the one before is back."""
+        pairs = zip(flight.entries, flight.plan.samples, strict=True)
+        self.pool.set_runnable(
+            [entry for entry, samples in pairs if not samples and entry.lease is not None]
+        )
+
+    def _leave(self, entry: Entry, *, spoiled: bool = False) -> None:
+        """The one way out of the pool."""
+        if entry.lease is not None:
+            self._give_up_memory(entry, spoiled=spoiled)
+        self.pool.remove(entry)
 
 
-def _check_answered(plan: Plan, result: PlanResult) -> None:
+def _max_cached(entry: Entry) -> int:
+    """The last known token is always computed, as it samples; logits are wanted of every one."""
+    return 0 if entry.request.sampling.return_logits else entry.known_len - 1
+
+
+def _check_answered(flight: Flight, result: PlanResult) -> None:
     """A stage that leaves a request without an answer would leave it in the pool for ever."""
-    assert plan.seq == result.seq, f"plan {result.seq} came back before plan {plan.seq}"
-    asked = {i for i, samples in zip(plan.ids, plan.samples, strict=True) if samples}
-    assert asked == {*result.ids, *result.failed}, f"plan {plan.seq} came back incomplete"
-    assert all(result.tokens), f"plan {plan.seq} came back without tokens"
+    seq = flight.plan.seq
+    assert seq == result.seq, f"plan {result.seq} came back before plan {seq}"
+    if result.ids != flight.sampled or result.failed:
+        answered = {*result.ids, *result.failed}
+        assert answered == set(flight.sampled), f"plan {seq} came back incomplete"
+    assert all(result.tokens), f"plan {seq} came back without tokens"

@@ -11,8 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orca_dist.config import DeviceKind, EngineConfig, Launcher, LogConfig, LogLevel
-from orca_dist.core import Output, Request, ReserveMemory, Scheduler, SchedulerConfig
+from orca_dist.config import DeviceKind, EngineConfig, Launcher, LogConfig, LogLevel, Switch
+from orca_dist.core import (
+    Memory,
+    MemoryKind,
+    Output,
+    PagedMemory,
+    Request,
+    ReserveMemory,
+    Scheduler,
+    SchedulerConfig,
+)
 from orca_dist.engine.local_pipeline import LocalPlacement
 from orca_dist.engine.master import Deliver, EngineLoad, EngineMaster, Lose
 from orca_dist.engine.pipeline import (
@@ -189,10 +198,29 @@ def _scheduler(config: EngineConfig, pipeline: Pipeline) -> Scheduler:
             inflight=pipeline.config.inflight,
             max_batch_size=config.max_batch_size,
             max_batch_tokens=config.max_batch_tokens,
+            batching=config.batching,
             forming=config.forming,
             min_chunk=config.min_chunk,
+            chunked_prefill=config.chunked_prefill is Switch.ON,
+            chunk_overlap=config.chunk_overlap is Switch.ON,
+            micro_batch_size=config.micro_batch_size,
+            batch_window_s=config.batch_window_s,
+            waiting_served_ratio=config.waiting_served_ratio,
+            max_waiting_iterations=config.max_waiting_iterations,
+            ageing_s=config.ageing_s,
+            refuse_late=config.refuse_late is Switch.ON,
         ),
-        memory=ReserveMemory(num_blocks=pipeline.num_blocks, block_size=pipeline.config.block_size),
+        memory=_memory(config, pipeline.num_blocks, pipeline.config.block_size),
+    )
+
+
+def _memory(config: EngineConfig, num_blocks: int, block_size: int) -> Memory:
+    if config.memory is MemoryKind.RESERVE:
+        return ReserveMemory(num_blocks=num_blocks, block_size=block_size)
+    return PagedMemory(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        prefix_cache=config.prefix_cache is not Switch.OFF,
     )
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from orca_dist.core import FinishReason, NeverFits, Output, Request, Scheduler
+from orca_dist.core import FinishReason, NeverFits, Output, Request, Scheduler, TooLate
 from orca_dist.engine.pipeline import Lost, News, Pipeline
 from orca_dist.engine.supervisor import Supervisor
 from orca_dist.engine.trace import TraceFlush, TraceLog
@@ -40,6 +40,7 @@ class EngineLoad:
     waiting_requests: int
     plans_in_flight: int
     used_slots: int
+    preempted: int
 
 
 class EngineMaster:
@@ -131,7 +132,7 @@ class EngineMaster:
     def _wait(self) -> None:
         """The next events, or the time for a heartbeat."""
         try:
-            self._inbox.get(timeout=max(0.0, self._next_ping_s - time.monotonic()))()
+            self._inbox.get(timeout=max(0.0, self._wakeup_s() - time.monotonic()))()
             while True:
                 self._inbox.get_nowait()()
         except queue.Empty:
@@ -143,10 +144,16 @@ class EngineMaster:
             self._ping()
             self._watch()
 
+    def _wakeup_s(self) -> float:
+        """When to go on though nothing happens: a heartbeat, a deadline, a batch's window."""
+        wakeup_s = None if self._lost else self._scheduler.next_wakeup()
+        return self._next_ping_s if wakeup_s is None else min(wakeup_s, self._next_ping_s)
+
     def _pump(self) -> None:
         """Algorithm 1's inner loop: select and send while plans may be in flight."""
         if self._lost:
             return
+        self._outputs += self._scheduler.expire(time.monotonic())
         while plan := self._scheduler.select(time.monotonic()):
             self._trace.sent(plan, self._pipeline.send(plan), time.time())
         if plan := self._scheduler.flush_drops():
@@ -163,9 +170,12 @@ class EngineMaster:
         try:
             self._scheduler.submit(request, time.monotonic())
         except NeverFits as error:
-            self._outputs.append(
-                Output(id=request.id, reason=FinishReason.ERROR, message=f"the request {error}")
-            )
+            self._refuse(request, FinishReason.ERROR, error)
+        except TooLate as error:
+            self._refuse(request, FinishReason.DEADLINE, error)
+
+    def _refuse(self, request: Request, reason: FinishReason, error: Exception) -> None:
+        self._outputs.append(Output(request.id, reason=reason, message=f"the request {error}"))
 
     def _on_cancel(self, request_id: int) -> None:
         self._scheduler.cancel(request_id, time.monotonic())
@@ -193,6 +203,7 @@ class EngineMaster:
             waiting_requests=scheduler.pool.num_waiting,
             plans_in_flight=scheduler.plans_in_flight,
             used_slots=scheduler.memory.used,
+            preempted=scheduler.num_preempted,
         )
 
     # ---- events from the stages ----------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from numbers import Integral
@@ -17,6 +18,7 @@ from typing import Protocol
 
 from orca_dist.core import FinishReason, Output, Request
 from orca_dist.errors import (
+    DeadlineExceeded,
     DuplicateRequest,
     InvalidRequest,
     OrcaError,
@@ -29,6 +31,7 @@ from orca_dist.errors import (
 from orca_dist.params import SamplingParams
 
 MAX_LOGITS_BYTES = 512 * 2**20
+MAX_PRIORITY = 100
 
 
 class Master(Protocol):
@@ -47,6 +50,7 @@ class RequestStream:
         self.request_id = request_id
         self.num_prompt_tokens = num_prompt_tokens
         self.num_tokens = 0  # generated and handed out so far
+        self.cached_tokens = 0  # of the prompt, whose KV was there already
         self.reason: FinishReason | None = None
         self._streams = streams
         self._outputs: deque[Output | OrcaError] = deque()
@@ -67,6 +71,7 @@ class RequestStream:
             self.reason = FinishReason.ERROR
             raise item
         self.num_tokens += len(item.tokens)
+        self.cached_tokens = max(self.cached_tokens, item.cached_tokens)
         self.reason = item.reason
         return item
 
@@ -119,14 +124,24 @@ class EngineStreams:
         self._lost: PipelineLost | None = None
 
     def open(
-        self, *, prompt: Sequence[int], params: SamplingParams, request_id: str = ""
+        self,
+        *,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        request_id: str = "",
+        priority: int = 0,
+        timeout_s: float | None = None,
     ) -> RequestStream:
-        """Submit a request; raises the OrcaError that says why it can't be served."""
+        """Submit a request; raises the OrcaError that says why it can't be served.
+
+        A higher `priority` goes first, up to the ageing of the others. After `timeout_s` the
+        request ends with DeadlineExceeded, wherever it is.
+        """
         if self._lost:
             raise self._lost
         if request_id and request_id in self._names:
             raise DuplicateRequest(f"request_id {request_id!r} is in use by a live request")
-        request = self._request(prompt, params)
+        request = self._request(prompt, params, priority, timeout_s)
         self._check_queue(len(prompt))
         name = request_id or self._name(request.id)
         stream = RequestStream(request.id, name, len(prompt), self)
@@ -166,6 +181,8 @@ class EngineStreams:
                 self._forget(stream)
             if output.reason is FinishReason.ERROR:
                 stream.put(RequestFailed(output.message))
+            elif output.reason is FinishReason.DEADLINE:
+                stream.put(DeadlineExceeded(output.message))
             else:
                 stream.put(output)
 
@@ -204,8 +221,18 @@ class EngineStreams:
             name += "+"
         return name
 
-    def _request(self, prompt: Sequence[int], params: SamplingParams) -> Request:
+    def _request(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        priority: int,
+        timeout_s: float | None,
+    ) -> Request:
         params.check()
+        if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+            raise InvalidRequest(
+                "priority", f"{priority} is not in [{-MAX_PRIORITY}, {MAX_PRIORITY}]"
+            )
         self._check_prompt(prompt)
         room = self.max_len - len(prompt)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
@@ -218,6 +245,8 @@ class EngineStreams:
             max_tokens=max_tokens,
             sampling=params.settled(seed),
             stop_ids=frozenset() if params.ignore_eos else self.eos_token_ids,
+            priority=priority,
+            deadline_s=None if timeout_s is None else time.monotonic() + timeout_s,
         )
 
     def _check_prompt(self, prompt: Sequence[int]) -> None:

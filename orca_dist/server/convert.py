@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from orca_dist import __version__
 from orca_dist.answers import Piece
 from orca_dist.core import FinishReason
+from orca_dist.engine.streams import RequestStream
 from orca_dist.errors import InvalidRequest
 from orca_dist.params import SamplingParams
 from orca_dist.proto.v1 import generate_pb2 as pb
@@ -96,33 +97,35 @@ def sampling_params(message: pb.SamplingParams) -> SamplingParams:
     return params
 
 
-def usage(*, num_prompt_tokens: int, num_tokens: int) -> pb.Usage:
-    return pb.Usage(prompt_tokens=num_prompt_tokens, completion_tokens=num_tokens)
+def usage(stream: RequestStream, last: Piece) -> pb.Usage:
+    return pb.Usage(
+        prompt_tokens=stream.num_prompt_tokens,
+        completion_tokens=last.num_tokens,
+        cached_tokens=stream.cached_tokens,
+    )
 
 
-def chunk(piece: Piece, *, request_id: str, num_prompt_tokens: int) -> pb.GenerateChunk:
+def chunk(piece: Piece, stream: RequestStream) -> pb.GenerateChunk:
     """One message of a streamed answer; the last one carries finish_reason and usage."""
-    message = pb.GenerateChunk(request_id=request_id, text=piece.text, token_ids=piece.token_ids)
+    message = pb.GenerateChunk(
+        request_id=stream.request_id, text=piece.text, token_ids=piece.token_ids
+    )
     if piece.reason:
         message.finish_reason = FINISH_REASONS[piece.reason]
-        message.usage.CopyFrom(
-            usage(num_prompt_tokens=num_prompt_tokens, num_tokens=piece.num_tokens)
-        )
+        message.usage.CopyFrom(usage(stream, piece))
     return message
 
 
-def response(
-    pieces: Sequence[Piece], *, request_id: str, num_prompt_tokens: int
-) -> pb.GenerateResponse:
+def response(pieces: Sequence[Piece], stream: RequestStream) -> pb.GenerateResponse:
     """A whole answer, from all of its pieces."""
     last = pieces[-1]
     assert last.reason is not None, "an answer ends with its reason"
     return pb.GenerateResponse(
-        request_id=request_id,
+        request_id=stream.request_id,
         text="".join(piece.text for piece in pieces),
         token_ids=[token for piece in pieces for token in piece.token_ids],
         finish_reason=FINISH_REASONS[last.reason],
-        usage=usage(num_prompt_tokens=num_prompt_tokens, num_tokens=last.num_tokens),
+        usage=usage(stream, last),
     )
 
 

@@ -63,24 +63,14 @@ class GenerateServicer:
 
     async def generate_stream(self, data: bytes, context: Context) -> None:
         """GenerateStream. A plain coroutine: a generator's `finally` waits for the collector."""
-        async with self._call(context), self._answer(data) as (stream, parts):
+        async with self._call(context), self._answer(data, context) as (stream, parts):
             async for piece in parts:
-                await context.write(
-                    convert.chunk(
-                        piece,
-                        request_id=stream.request_id,
-                        num_prompt_tokens=stream.num_prompt_tokens,
-                    )
-                )
+                await context.write(convert.chunk(piece, stream))
 
     async def generate(self, data: bytes, context: Context) -> pb.GenerateResponse:
         """Generate."""
-        async with self._call(context), self._answer(data) as (stream, parts):
-            return convert.response(
-                [piece async for piece in parts],
-                request_id=stream.request_id,
-                num_prompt_tokens=stream.num_prompt_tokens,
-            )
+        async with self._call(context), self._answer(data, context) as (stream, parts):
+            return convert.response([piece async for piece in parts], stream)
 
     async def server_info(self, data: bytes, context: Context) -> pb.ServerInfoResponse:
         """ServerInfo."""
@@ -137,7 +127,7 @@ class GenerateServicer:
 
     @contextlib.asynccontextmanager
     async def _answer(
-        self, data: bytes
+        self, data: bytes, context: Context
     ) -> AsyncIterator[tuple[RequestStream, AsyncIterator[Piece]]]:
         """The stream of the request in `data`, given back when the call ends, and its answer."""
         request = convert.parse(pb.GenerateRequest, data)
@@ -145,7 +135,13 @@ class GenerateServicer:
         params = convert.sampling_params(request.sampling)
         prompt = await self._prompts.read(request)
         self._check_open()
-        stream = self._streams.open(prompt=prompt, params=params, request_id=request_id)
+        stream = self._streams.open(
+            prompt=prompt,
+            params=params,
+            request_id=request_id,
+            priority=request.priority,
+            timeout_s=context.time_remaining(),
+        )
         self._open.add(stream)
         try:
             stops = StopMatcher(params.stop, include_stop=params.include_stop)

@@ -29,13 +29,14 @@ class StageRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """One entry that samples: `rows` of the batch need logits, the last gives the token.
+    """One entry of which `rows` of the batch need logits.
 
-    `position` is that of the token to come.
+    Where it `samples`, the last of them gives the token at `position`.
     """
 
     id: int
     rows: range
+    samples: bool
     position: int
     sampling: Sampling
 
@@ -119,14 +120,15 @@ class RequestTable:
         columns = zip(plan.ids, plan.starts, plan.lengths, plan.samples, strict=True)
         for request_id, start, length, samples in columns:
             row += length
-            if not samples:
-                continue
             sampling = self._requests[request_id].sampling
+            if not samples and not sampling.return_logits:
+                continue
             first = row - length if sampling.return_logits else row - 1
             sampled.append(
                 Sampled(
                     id=request_id,
                     rows=range(first, row),
+                    samples=samples,
                     position=start + length,
                     sampling=sampling,
                 )

@@ -227,14 +227,15 @@ class StageWorker:
         return result
 
     def _sample_entry(self, result: Result, entry: Sampled, logits_LV: torch.Tensor) -> None:
-        try:
-            logits_V = logits_LV[-1, : self._setup.num_token_ids or None]
-            token = sample_row(logits_V, entry.sampling, entry.position)
-        except ValueError as error:
-            result.failed.append(FailedRequest(id=entry.id, message=str(error)))
-            return
-        result.ids.append(entry.id)
-        result.num_tokens.append(1)
-        result.tokens.append(token)
+        if entry.samples:
+            try:
+                logits_V = logits_LV[-1, : self._setup.num_token_ids or None]
+                token = sample_row(logits_V, entry.sampling, entry.position)
+            except ValueError as error:
+                result.failed.append(FailedRequest(id=entry.id, message=str(error)))
+                return
+            result.ids.append(entry.id)
+            result.num_tokens.append(1)
+            result.tokens.append(token)
         if entry.sampling.return_logits:
             result.logits.append(Logits(id=entry.id, rows=logits_LV.numpy().tobytes()))

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!orca_dist/proto/v1/generate.proto\x12\x07orca.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x03\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\".\n\x04\x43hat\x12&\n\x08messages\x18\x01 \x03(\x0b\x32\x14.orca.v1.ChatMessage\"\xba\x02\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x05\x88\x01\x01\x12\x17\n\nignore_eos\x18\x07 \x01(\x08H\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x19\n\x0cinclude_stop\x18\t \x01(\x08H\x07\x88\x01\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_ignore_eosB\x0f\n\r_include_stop\"\xe2\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\x04text\x18\x02 \x01(\tH\x00\x88\x01\x01\x12)\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x11.orca.v1.TokenIdsH\x01\x88\x01\x01\x12 \n\x04\x63hat\x18\x04 \x01(\x0b\x32\r.orca.v1.ChatH\x02\x88\x01\x01\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x17.orca.v1.SamplingParamsH\x03\x88\x01\x01\x42\x07\n\x05_textB\x0c\n\n_token_idsB\x07\n\x05_chatB\x0b\n\t_sampling\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x04\x12\x15\n\rcached_tokens\x18\x03 \x01(\x04\"\x91\x01\n\rGenerateChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12,\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x15.orca.v1.FinishReason\x12\x1d\n\x05usage\x18\x05 \x01(\x0b\x32\x0e.orca.v1.Usage\"\x94\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12,\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x15.orca.v1.FinishReason\x12\x1d\n\x05usage\x18\x05 \x01(\x0b\x32\x0e.orca.v1.Usage\"\x13\n\x11ServerInfoRequest\"\x8f\x01\n\tStageInfo\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x10\n\x08\x61\x63tor_id\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x13\n\x0b\x66irst_layer\x18\x06 \x01(\r\x12\x12\n\nlast_layer\x18\x07 \x01(\r\x12\r\n\x05state\x18\x08 \x01(\t\"\x91\x01\n\x12ServerInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x06stages\x18\x02 \x03(\x0b\x32\x12.orca.v1.StageInfo\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\x04\x12\x11\n\tkv_tokens\x18\x05 \x01(\x04\x12\x0f\n\x07version\x18\x06 \x01(\t\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0f\n\rAbortResponse\"X\n\x0fTokenizeRequest\x12\x11\n\x04text\x18\x01 \x01(\tH\x00\x88\x01\x01\x12 \n\x04\x63hat\x18\x02 \x01(\x0b\x32\r.orca.v1.ChatH\x01\x88\x01\x01\x42\x07\n\x05_textB\x07\n\x05_chat\"4\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"\x12\n\x10ModelInfoRequest\"~\n\x11ModelInfoResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\x04\x12\x15\n\rmax_model_len\x18\x03 \x01(\x04\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x19\n\x11has_chat_template\x18\x05 \x01(\x08*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\x9c\x03\n\x0fGenerateService\x12\x44\n\x0eGenerateStream\x12\x18.orca.v1.GenerateRequest\x1a\x16.orca.v1.GenerateChunk0\x01\x12?\n\x08Generate\x12\x18.orca.v1.GenerateRequest\x1a\x19.orca.v1.GenerateResponse\x12\x45\n\nServerInfo\x12\x1a.orca.v1.ServerInfoRequest\x1a\x1b.orca.v1.ServerInfoResponse\x12\x36\n\x05\x41\x62ort\x12\x15.orca.v1.AbortRequest\x1a\x16.orca.v1.AbortResponse\x12?\n\x08Tokenize\x12\x18.orca.v1.TokenizeRequest\x1a\x19.orca.v1.TokenizeResponse\x12\x42\n\tModelInfo\x12\x19.orca.v1.ModelInfoRequest\x1a\x1a.orca.v1.ModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!orca_dist/proto/v1/generate.proto\x12\x07orca.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x03\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\".\n\x04\x43hat\x12&\n\x08messages\x18\x01 \x03(\x0b\x32\x14.orca.v1.ChatMessage\"\xba\x02\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x05\x88\x01\x01\x12\x17\n\nignore_eos\x18\x07 \x01(\x08H\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x19\n\x0cinclude_stop\x18\t \x01(\x08H\x07\x88\x01\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_ignore_eosB\x0f\n\r_include_stop\"\xf4\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\x04text\x18\x02 \x01(\tH\x00\x88\x01\x01\x12)\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x11.orca.v1.TokenIdsH\x01\x88\x01\x01\x12 \n\x04\x63hat\x18\x04 \x01(\x0b\x32\r.orca.v1.ChatH\x02\x88\x01\x01\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x17.orca.v1.SamplingParamsH\x03\x88\x01\x01\x12\x10\n\x08priority\x18\x06 \x01(\x05\x42\x07\n\x05_textB\x0c\n\n_token_idsB\x07\n\x05_chatB\x0b\n\t_sampling\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x04\x12\x15\n\rcached_tokens\x18\x03 \x01(\x04\"\x91\x01\n\rGenerateChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12,\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x15.orca.v1.FinishReason\x12\x1d\n\x05usage\x18\x05 \x01(\x0b\x32\x0e.orca.v1.Usage\"\x94\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12,\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x15.orca.v1.FinishReason\x12\x1d\n\x05usage\x18\x05 \x01(\x0b\x32\x0e.orca.v1.Usage\"\x13\n\x11ServerInfoRequest\"\x8f\x01\n\tStageInfo\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x10\n\x08\x61\x63tor_id\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x13\n\x0b\x66irst_layer\x18\x06 \x01(\r\x12\x12\n\nlast_layer\x18\x07 \x01(\r\x12\r\n\x05state\x18\x08 \x01(\t\"\x91\x01\n\x12ServerInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x06stages\x18\x02 \x03(\x0b\x32\x12.orca.v1.StageInfo\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\x04\x12\x11\n\tkv_tokens\x18\x05 \x01(\x04\x12\x0f\n\x07version\x18\x06 \x01(\t\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0f\n\rAbortResponse\"X\n\x0fTokenizeRequest\x12\x11\n\x04text\x18\x01 \x01(\tH\x00\x88\x01\x01\x12 \n\x04\x63hat\x18\x02 \x01(\x0b\x32\r.orca.v1.ChatH\x01\x88\x01\x01\x42\x07\n\x05_textB\x07\n\x05_chat\"4\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"\x12\n\x10ModelInfoRequest\"~\n\x11ModelInfoResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\x04\x12\x15\n\rmax_model_len\x18\x03 \x01(\x04\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x19\n\x11has_chat_template\x18\x05 \x01(\x08*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\x9c\x03\n\x0fGenerateService\x12\x44\n\x0eGenerateStream\x12\x18.orca.v1.GenerateRequest\x1a\x16.orca.v1.GenerateChunk0\x01\x12?\n\x08Generate\x12\x18.orca.v1.GenerateRequest\x1a\x19.orca.v1.GenerateResponse\x12\x45\n\nServerInfo\x12\x1a.orca.v1.ServerInfoRequest\x1a\x1b.orca.v1.ServerInfoResponse\x12\x36\n\x05\x41\x62ort\x12\x15.orca.v1.AbortRequest\x1a\x16.orca.v1.AbortResponse\x12?\n\x08Tokenize\x12\x18.orca.v1.TokenizeRequest\x1a\x19.orca.v1.TokenizeResponse\x12\x42\n\tModelInfo\x12\x19.orca.v1.ModelInfoRequest\x1a\x1a.orca.v1.ModelInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'orca_dist.proto.v1.generate_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1752
-  _globals['_FINISHREASON']._serialized_end=1847
+  _globals['_FINISHREASON']._serialized_start=1770
+  _globals['_FINISHREASON']._serialized_end=1865
   _globals['_TOKENIDS']._serialized_start=46
   _globals['_TOKENIDS']._serialized_end=69
   _globals['_CHATMESSAGE']._serialized_start=71
@@ -42,31 +42,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMS']._serialized_start=166
   _globals['_SAMPLINGPARAMS']._serialized_end=480
   _globals['_GENERATEREQUEST']._serialized_start=483
-  _globals['_GENERATEREQUEST']._serialized_end=709
-  _globals['_USAGE']._serialized_start=711
-  _globals['_USAGE']._serialized_end=791
-  _globals['_GENERATECHUNK']._serialized_start=794
-  _globals['_GENERATECHUNK']._serialized_end=939
-  _globals['_GENERATERESPONSE']._serialized_start=942
-  _globals['_GENERATERESPONSE']._serialized_end=1090
-  _globals['_SERVERINFOREQUEST']._serialized_start=1092
-  _globals['_SERVERINFOREQUEST']._serialized_end=1111
-  _globals['_STAGEINFO']._serialized_start=1114
-  _globals['_STAGEINFO']._serialized_end=1257
-  _globals['_SERVERINFORESPONSE']._serialized_start=1260
-  _globals['_SERVERINFORESPONSE']._serialized_end=1405
-  _globals['_ABORTREQUEST']._serialized_start=1407
-  _globals['_ABORTREQUEST']._serialized_end=1441
-  _globals['_ABORTRESPONSE']._serialized_start=1443
-  _globals['_ABORTRESPONSE']._serialized_end=1458
-  _globals['_TOKENIZEREQUEST']._serialized_start=1460
-  _globals['_TOKENIZEREQUEST']._serialized_end=1548
-  _globals['_TOKENIZERESPONSE']._serialized_start=1550
-  _globals['_TOKENIZERESPONSE']._serialized_end=1602
-  _globals['_MODELINFOREQUEST']._serialized_start=1604
-  _globals['_MODELINFOREQUEST']._serialized_end=1622
-  _globals['_MODELINFORESPONSE']._serialized_start=1624
-  _globals['_MODELINFORESPONSE']._serialized_end=1750
-  _globals['_GENERATESERVICE']._serialized_start=1850
-  _globals['_GENERATESERVICE']._serialized_end=2262
+  _globals['_GENERATEREQUEST']._serialized_end=727
+  _globals['_USAGE']._serialized_start=729
+  _globals['_USAGE']._serialized_end=809
+  _globals['_GENERATECHUNK']._serialized_start=812
+  _globals['_GENERATECHUNK']._serialized_end=957
+  _globals['_GENERATERESPONSE']._serialized_start=960
+  _globals['_GENERATERESPONSE']._serialized_end=1108
+  _globals['_SERVERINFOREQUEST']._serialized_start=1110
+  _globals['_SERVERINFOREQUEST']._serialized_end=1129
+  _globals['_STAGEINFO']._serialized_start=1132
+  _globals['_STAGEINFO']._serialized_end=1275
+  _globals['_SERVERINFORESPONSE']._serialized_start=1278
+  _globals['_SERVERINFORESPONSE']._serialized_end=1423
+  _globals['_ABORTREQUEST']._serialized_start=1425
+  _globals['_ABORTREQUEST']._serialized_end=1459
+  _globals['_ABORTRESPONSE']._serialized_start=1461
+  _globals['_ABORTRESPONSE']._serialized_end=1476
+  _globals['_TOKENIZEREQUEST']._serialized_start=1478
+  _globals['_TOKENIZEREQUEST']._serialized_end=1566
+  _globals['_TOKENIZERESPONSE']._serialized_start=1568
+  _globals['_TOKENIZERESPONSE']._serialized_end=1620
+  _globals['_MODELINFOREQUEST']._serialized_start=1622
+  _globals['_MODELINFOREQUEST']._serialized_end=1640
+  _globals['_MODELINFORESPONSE']._serialized_start=1642
+  _globals['_MODELINFORESPONSE']._serialized_end=1768
+  _globals['_GENERATESERVICE']._serialized_start=1868
+  _globals['_GENERATESERVICE']._serialized_end=2280
 # @@protoc_insertion_point(module_scope)

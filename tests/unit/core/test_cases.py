@@ -275,7 +275,7 @@ def test_restart_admits_prompt_and_answer_so_far() -> None:
     pipeline.submit_at(1, Request(id=1, prompt=(21,), max_tokens=6))
     log = pipeline.run(until=5)
     assert log.tokens == {0: [52, 53], 1: [51, 52]}
-    late = scheduler._in_flight[0]
+    late = scheduler._in_flight[0].plan
     scheduler.restart(5.0)
     plan = scheduler.select(5.0)
     assert plan is not None

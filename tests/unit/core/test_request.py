@@ -7,12 +7,13 @@ import dataclasses
 import pytest
 
 from orca_dist.core import FinishReason, Phase, Request, Sampling
+from orca_dist.core.kv import Lease
 from orca_dist.core.request import Entry
 
 
 def make_entry(*, max_tokens: int = 3, stop_ids: tuple[int, ...] = ()) -> Entry:
     request = Request(id=7, prompt=(1, 2), max_tokens=max_tokens, stop_ids=frozenset(stop_ids))
-    return Entry(request, 0, list(request.prompt))
+    return Entry(request, request.id, (0.0, 0), len(request.prompt))
 
 
 @pytest.mark.parametrize(
@@ -35,8 +36,8 @@ def test_accept_keeps_up_to_the_token_that_ends_it(
 ) -> None:
     entry = make_entry(stop_ids=(9, 10))
     assert entry.accept(tokens) == (kept, reason)
-    assert entry.tokens == [1, 2, *kept]
-    assert entry.num_generated == len(kept)
+    assert entry.known(0, entry.known_len) == (1, 2, *kept)
+    assert entry.generated == kept
 
 
 def test_accept_counts_over_calls() -> None:
@@ -78,18 +79,27 @@ def test_phases_follow_from_the_lengths() -> None:
     assert (entry.phase, entry.unscheduled_len) == (Phase.INCREMENT, 1)
 
 
-def test_rewind_keeps_the_tokens_and_nothing_else() -> None:
+def test_known_tokens_of_prompt_and_answer() -> None:
+    entry = make_entry(max_tokens=9)
+    entry.accept([5, 6, 7])
+    tokens = (1, 2, 5, 6, 7)
+    for start in range(6):
+        for end in range(start, 6):
+            assert entry.known(start, end) == tokens[start:end]
+
+
+def test_rewind_keeps_the_tokens_and_what_is_in_flight() -> None:
     entry = make_entry()
     entry.accept([5])
-    entry.scheduled_len, entry.computed_len = 3, 2
-    entry.blocks, entry.admitted = [4, 5], True
+    entry.prefill_len, entry.scheduled_len, entry.computed_len = 2, 3, 2
+    entry.lease = Lease(blocks=[4, 5], room=2)
     entry.rewind()
-    assert entry.tokens == [1, 2, 5]
-    assert entry.num_generated == 1
+    assert entry.known(0, 3) == (1, 2, 5)
     assert entry.phase is Phase.INITIATION
-    assert (entry.scheduled_len, entry.computed_len) == (0, 0)
-    assert (entry.blocks, entry.admitted) == ([], False)
-    assert entry.alive
+    assert (entry.scheduled_len, entry.prefill_len, entry.lease) == (0, 0, None)
+    assert entry.in_flight_len == 1
+    entry.computed_len += 1
+    assert entry.in_flight_len == entry.computed_len == 0
 
 
 def test_sampling_is_greedy_unless_told() -> None:

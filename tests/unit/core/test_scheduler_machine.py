@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from orca_dist.core import Forming, SchedulerConfig
+from orca_dist.core import Batching, Forming, MemoryKind, SchedulerConfig
 from tests.fixtures.scheduler_harness import PLAIN, VOCAB, SchedulerHarness, random_answers
 
 BATCH_SIZES = [1, 2, 3, 4, 8]
@@ -28,8 +28,33 @@ BATCH_TOKENS = [1, 5, 9, 12, 16, 24, 48]
 MIN_CHUNKS = [1, 2, 5, 8, 16]
 NUM_BLOCKS = [1, 5, 12, 20, 30, 48, 80, 120]
 
+TIMEOUTS = [None, None, None, 0.0, 1.0, 5.0, 40.0]
+RATIOS = [0.0, 0.0, 0.5, 1.2]
+
 PROMPTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12)
-ARRIVALS = st.tuples(PROMPTS, st.integers(1, 8), st.frozensets(st.integers(0, 1)))
+ARRIVALS = st.tuples(
+    PROMPTS,
+    st.integers(1, 8),
+    st.frozensets(st.integers(0, 1)),
+    st.sampled_from([0, 0, 0, 1, -1, 5]),
+    st.sampled_from(TIMEOUTS),
+)
+CONFIGS = st.builds(
+    SchedulerConfig,
+    inflight=st.integers(1, 4),
+    max_batch_size=st.sampled_from(BATCH_SIZES),
+    max_batch_tokens=st.sampled_from(BATCH_TOKENS),
+    batching=st.sampled_from([Batching.ITERATION, *Batching]),
+    forming=st.sampled_from(Forming),
+    min_chunk=st.sampled_from(MIN_CHUNKS),
+    chunked_prefill=st.booleans(),
+    chunk_overlap=st.booleans(),
+    micro_batch_size=st.sampled_from([None, 1, 2]),
+    batch_window_s=st.sampled_from([0.0, 2.0, 10.0]),
+    waiting_served_ratio=st.sampled_from(RATIOS),
+    max_waiting_iterations=st.integers(0, 8),
+    ageing_s=st.sampled_from([0.5, 4.0]),
+)
 PICKS = st.one_of(st.integers(0, 5), st.integers(0, 999))
 SEEDS = st.integers(0, 999).map(random.Random)
 
@@ -50,40 +75,31 @@ class SchedulerMachine(RuleBasedStateMachine):
     """Rules are the harness's events; answers of the last stage come from a drawn seed."""
 
     @initialize(
-        forming=st.sampled_from(Forming),
-        inflight=st.integers(1, 4),
-        max_batch_size=st.sampled_from(BATCH_SIZES),
-        max_batch_tokens=st.sampled_from(BATCH_TOKENS),
-        min_chunk=st.sampled_from(MIN_CHUNKS),
+        config=CONFIGS,
+        memory=st.sampled_from(MemoryKind),
         num_blocks=st.sampled_from(NUM_BLOCKS),
         block_size=st.integers(1, 3),
         rng=SEEDS,
     )
     def start(
         self,
-        forming: Forming,
-        inflight: int,
-        max_batch_size: int,
-        max_batch_tokens: int,
-        min_chunk: int,
+        config: SchedulerConfig,
+        memory: MemoryKind,
         num_blocks: int,
         block_size: int,
         rng: random.Random,
     ) -> None:
-        config = SchedulerConfig(
-            inflight=inflight,
-            max_batch_size=max_batch_size,
-            max_batch_tokens=max_batch_tokens,
-            forming=forming,
-            min_chunk=min_chunk,
-        )
         self.rng = rng
-        self.harness = SchedulerHarness(config=config, num_blocks=num_blocks, block_size=block_size)
+        self.harness = SchedulerHarness(
+            config=config, memory=memory, num_blocks=num_blocks, block_size=block_size
+        )
 
     @rule(arrivals=st.lists(ARRIVALS, min_size=1, max_size=6))
-    def submit(self, arrivals: list[tuple[list[int], int, frozenset[int]]]) -> None:
-        for prompt, max_tokens, stop_ids in arrivals:
-            self.harness.submit(prompt, max_tokens, stop_ids)
+    def submit(
+        self, arrivals: list[tuple[list[int], int, frozenset[int], int, float | None]]
+    ) -> None:
+        for arrival in arrivals:
+            self.harness.submit(*arrival)
 
     @precondition(lambda self: self.harness.live)
     @rule(times=st.integers(1, 4))
@@ -117,6 +133,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def finish(self, pick: int, num_tokens: int) -> None:
         self.harness.finish(self.harness.any_id(pick), num_tokens)
 
+    @rule(seconds=st.sampled_from([0.0, 0.5, 3.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.harness.pass_time(seconds)
+
     @precondition(lambda self: self.harness.returned)
     @rule(pick=PICKS)
     def return_late(self, pick: int) -> None:
@@ -143,7 +163,7 @@ def test_machine() -> None:
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(
-            max_examples=60,
+            max_examples=120,
             stateful_step_count=30,
             deadline=None,
             derandomize=True,
@@ -163,29 +183,46 @@ WEIGHTS = {
     "cancel": 4,
     "finish": 4,
     "flush": 2,
+    "pass time": 4,
     "return late": 2,
     "restart": 0.5,
 }
 
 
-def random_harness(rng: random.Random, forming: Forming) -> SchedulerHarness:
+def random_harness(
+    rng: random.Random, batching: Batching, memory: MemoryKind, forming: Forming
+) -> SchedulerHarness:
     config = SchedulerConfig(
         inflight=rng.randint(1, 4),
         max_batch_size=rng.choice(BATCH_SIZES),
         max_batch_tokens=rng.choice(BATCH_TOKENS),
+        batching=batching,
         forming=forming,
         min_chunk=rng.choice(MIN_CHUNKS),
+        chunked_prefill=rng.random() < 0.6,
+        chunk_overlap=rng.random() < 0.6,
+        micro_batch_size=rng.choice([None, None, 1, 2]),
+        batch_window_s=rng.choice([0.0, 2.0, 10.0]),
+        waiting_served_ratio=rng.choice(RATIOS),
+        max_waiting_iterations=rng.randint(0, 8),
+        ageing_s=rng.choice([0.5, 4.0]),
     )
     return SchedulerHarness(
-        config=config, num_blocks=rng.choice(NUM_BLOCKS), block_size=rng.randint(1, 3)
+        config=config,
+        memory=memory,
+        num_blocks=rng.choice(NUM_BLOCKS),
+        block_size=rng.randint(1, 3),
     )
 
 
 def submit_some(harness: SchedulerHarness, rng: random.Random) -> None:
+    """Prompts often begin alike, as chats do."""
+    common = rng.choices(range(VOCAB), k=6) if rng.random() < 0.2 else [1, 2, 3, 1, 2, 3]
     for _ in range(rng.randint(1, 4)):
-        prompt = rng.choices(range(VOCAB), k=rng.randint(1, 12))
+        prompt = common[: rng.randint(0, 6)] + rng.choices(range(VOCAB), k=rng.randint(1, 6))
         stop_ids = frozenset(rng.sample([0, 1], rng.randint(0, 2)))
-        harness.submit(prompt, rng.randint(1, 8), stop_ids)
+        priority = rng.choice([0, 0, 0, 0, 1, -1, 5])
+        harness.submit(prompt, rng.randint(1, 8), stop_ids, priority, rng.choice(TIMEOUTS))
 
 
 def random_event(harness: SchedulerHarness, rng: random.Random) -> None:
@@ -204,6 +241,8 @@ def random_event(harness: SchedulerHarness, rng: random.Random) -> None:
             harness.finish(request_id, rng.randint(0, 4))
         case "flush":
             harness.flush_drops()
+        case "pass time":
+            harness.pass_time(rng.choice([0.0, 0.5, 3.0]))
         case "return late" if harness.returned:
             harness.return_late(rng.choice(harness.returned))
         case "restart":
@@ -211,10 +250,12 @@ def random_event(harness: SchedulerHarness, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("forming", Forming)
-@pytest.mark.parametrize("seed", range(50))
-def test_long_run(seed: int, forming: Forming) -> None:
+@pytest.mark.parametrize("memory", MemoryKind)
+@pytest.mark.parametrize("batching", Batching)
+@pytest.mark.parametrize("seed", range(12))
+def test_long_run(seed: int, batching: Batching, memory: MemoryKind, forming: Forming) -> None:
     rng = random.Random(seed)
-    harness = random_harness(rng, forming)
+    harness = random_harness(rng, batching, memory, forming)
     for _ in range(300):
         random_event(harness, rng)
         harness.check()

@@ -188,7 +188,11 @@ def test_return_logits_takes_all_rows_of_the_entry(table: RequestTable) -> None:
     step(plan, 2, 0, 3)
     step(plan, 3, 0, 1, samples=False)
     sampled = run(table, plan).sampled
-    assert [(entry.id, entry.rows) for entry in sampled] == [(1, range(1, 2)), (2, range(2, 5))]
+    assert [(entry.id, entry.rows, entry.samples) for entry in sampled] == [
+        (1, range(1, 2), True),
+        (2, range(2, 5), True),
+        (3, range(5, 6), False),
+    ]
 
 
 def test_columns_of_different_lengths_are_an_error(table: RequestTable) -> None:
