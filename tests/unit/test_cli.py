@@ -117,6 +117,14 @@ def test_the_first_help_names_every_command_and_the_version(
         ("generate x --timeout-s nan", "timeout_s = nan: must be more than 0"),
         ("model convert a", "TARGET"),
         ("model", "Expected one of {fetch, convert, show}"),
+        (
+            "model ftch",
+            "error: ftch: no such command; did you mean fetch?; choose one of fetch, convert, show",
+        ),
+        ("model convrt a b", "error: convrt: no such command; did you mean convert?; choose"),
+        ("model --log-level debug shw x", "error: shw: no such command; did you mean show?"),
+        ("model xyz", "error: xyz: no such command; choose one of fetch, convert, show"),
+        ("model --log-lvel debug fetch", "--log-lvel, debug; did you mean --log-level?"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(
