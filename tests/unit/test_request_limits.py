@@ -16,7 +16,7 @@ from tests.fixtures.front import CHAT_TEMPLATE, run, serving
 from tests.fixtures.scripted_engine import ScriptedEngine
 
 PROMPT = [5]
-METHOD = "/orca.v1.GenerateService/Generate"
+SERVICE = "/orca.v1.GenerateService/"
 
 
 @pytest.fixture
@@ -88,10 +88,12 @@ BAD_REQUESTS = [
 ]
 
 
-async def status_of(address: str, data: bytes) -> tuple[grpc.StatusCode, str]:
+async def status_of(
+    address: str, data: bytes, method: str = "Generate"
+) -> tuple[grpc.StatusCode, str]:
     async with grpc.aio.insecure_channel(address) as channel:
         try:
-            await channel.unary_unary(METHOD)(data)
+            await channel.unary_unary(SERVICE + method)(data)
         except grpc.aio.AioRpcError as error:
             return error.code(), error.details() or ""
     return grpc.StatusCode.OK, ""
@@ -156,6 +158,30 @@ def test_bytes_that_are_no_request_are_refused_without_a_traceback(
 
     run(case())
     assert caplog.records == []
+
+
+LATER_FIELD = b"\x78\x05"  # number 15, a 5
+UNKNOWN_FIELDS = {
+    "GenerateRequest": ("Generate", LATER_FIELD),
+    "SamplingParams": ("GenerateStream", b"\x2a\x02" + LATER_FIELD),
+    "ChatMessage": ("Tokenize", b"\x12\x04\x0a\x02" + LATER_FIELD),
+    "AbortRequest": ("Abort", LATER_FIELD),
+    "ServerInfoRequest": ("ServerInfo", LATER_FIELD),
+    "ModelInfoRequest": ("ModelInfo", LATER_FIELD),
+}
+
+
+@pytest.mark.parametrize("message", UNKNOWN_FIELDS)
+def test_a_field_that_nobody_knows_is_refused_not_passed_over(folder: Path, message: str) -> None:
+    method, data = UNKNOWN_FIELDS[message]
+
+    async def case() -> None:
+        async with serving(ScriptedEngine(), folder) as (server, _):
+            code, text = await status_of(server.address, data, method)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert text.startswith(f"request: field 15 of orca.v1.{message} is not known to orca-dist")
+
+    run(case())
 
 
 def test_messages_beyond_16_mib_are_refused_by_size(folder: Path) -> None:
