@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import grpc
@@ -158,6 +159,46 @@ def test_bytes_that_are_no_request_are_refused_without_a_traceback(
 
     run(case())
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "/grpc.health.v1.Health/Check",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    ],
+)
+def test_bytes_that_are_no_message_leave_no_traceback_in_other_services_either(
+    folder: Path, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    async def case() -> None:
+        async with serving(ScriptedEngine(), folder) as (server, client):
+            async with grpc.aio.insecure_channel(server.address) as channel:
+                call = channel.stream_stream(method)(iter([b"\x12\x02\xff"]))
+                with pytest.raises(grpc.aio.AioRpcError):
+                    assert await call.read() is grpc.aio.EOF
+            assert await client.health()
+
+    with caplog.at_level("DEBUG", logger="orca_dist"):
+        run(case())
+    (message,) = [r.getMessage() for r in caplog.records if "DecodeError" in r.getMessage()]
+    assert method in message
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_a_caller_that_left_before_its_status_is_no_error(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What gRPC then logs can't be had at will: its record is made here."""
+
+    async def case() -> None:
+        async with serving(ScriptedEngine(), folder):
+            log = logging.getLogger("grpc._cython.cygrpc")
+            log.error("Failed sending", exc_info=grpc.aio.InternalError("batch"))
+            log.error("Broken", exc_info=RuntimeError("of ours"))
+
+    run(case())
+    assert [record.getMessage() for record in caplog.records] == ["Broken"]
 
 
 LATER_FIELD = b"\x78\x05"  # number 15, a 5
