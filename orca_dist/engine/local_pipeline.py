@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -14,13 +13,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from orca_dist.bootstrap import StageBootstrap
+from orca_dist.engine.last_lines import NUM_LAST_LINES, tell_last_lines
 from orca_dist.engine.pipeline import OnDeath
-
-log = logging.getLogger(__name__)
 
 STAGE_MODULE = "orca_dist.stage.process"
 LEAVE_TIMEOUT_S = 5.0
-NUM_LAST_LINES = 50
 
 
 class LocalPlacement:
@@ -64,8 +61,8 @@ class LocalPlacement:
     def _watch(self, process: subprocess.Popen[bytes], stage: int, on_death: OnDeath) -> None:
         last_lines = _pass_on(process)
         code = process.wait()
-        if code and last_lines and not self._closing:
-            log.error("the last lines of stage %d:\n%s", stage, "".join(last_lines).rstrip())
+        if code and not self._closing:
+            tell_last_lines(stage, last_lines)
         on_death(stage, f"its process ended with {_ending(code)}")
 
 
@@ -81,7 +78,7 @@ def _pass_on(process: subprocess.Popen[bytes]) -> deque[str]:
     with process.stdout as output:
         for data in output:
             line = data.decode(errors="replace")
-            last_lines.append(line)
+            last_lines.append(line.rstrip("\n"))
             sys.stderr.write(line)
             sys.stderr.flush()
     return last_lines

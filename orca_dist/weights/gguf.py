@@ -79,13 +79,12 @@ def _config(source: GgufFile) -> dict[str, Any]:
 
 
 def _refuse_unsupported(source: GgufFile) -> None:
+    _refuse_part(source)
     architecture = source.get("general.architecture")
     if architecture != "llama":
         raise ModelError(
             f"{source.path}: architecture {architecture!r} is not supported; supported: llama"
         )
-    if source.get("split.count", 0) > 1:
-        raise ModelError(f"{source.path} is one part of several: merge them into one file first")
     if source.get("llama.expert_count", 0) > 0:
         raise ModelError(f"{source.path}: mixture-of-experts models are not supported")
     scaling = source.get("llama.rope.scaling.type", "none")
@@ -93,6 +92,17 @@ def _refuse_unsupported(source: GgufFile) -> None:
         raise ModelError(f"{source.path}: rope scaling {scaling!r} is not supported")
     if "token_embd.weight" not in source.tensors:
         raise ModelError(f"{source.path}: the tensor token_embd.weight is missing")
+
+
+def _refuse_part(source: GgufFile) -> None:
+    """Parts but the first hold little metadata, so this is the first question to ask."""
+    num_parts = source.get("split.count", 0)
+    if num_parts > 1:
+        raise ModelError(
+            f"{source.path} is part {source.get('split.no', 0) + 1} of {num_parts} of one model: "
+            "merge them (llama.cpp's `llama-gguf-split --merge FIRST_PART MERGED.gguf`) and "
+            "convert the merged file"
+        )
 
 
 def _refuse_partial_rotary(source: GgufFile, head_dim: int) -> None:

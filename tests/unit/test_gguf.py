@@ -228,7 +228,11 @@ BAD_METADATA = [
     ({"llama.rope.scaling.type": "linear"}, r"rope scaling 'linear'"),
     ({"llama.rope.dimension_count": 8}, r"rotary embedding of 8 of 16"),
     ({"llama.expert_count": 8}, r"mixture-of-experts"),
-    ({"split.count": 2}, r"one part of several"),
+    ({"split.count": 2, "split.no": 0}, r"m\.gguf is part 1 of 2 of one model: merge them"),
+    (
+        {"split.count": 3, "split.no": 2, "general.architecture": "other"},
+        r"m\.gguf is part 3 of 3 of one model: .*llama-gguf-split --merge",
+    ),
     ({"llama.block_count": None}, r"llama\.block_count is missing"),
     ({"llama.attention.head_count": [4, 2]}, r"head_count = \[4, 2\]"),
     ({"llama.feed_forward_length": 48}, r"ffn_gate\.weight has shape \[96, 64\].*\[48, 64\]"),
