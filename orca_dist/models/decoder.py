@@ -14,7 +14,8 @@ from typing import Protocol
 import torch
 from orca_kernels import AttentionBackend, AttentionContext
 
-from orca_dist.models.layers import Linear, Rotary, rms_norm, silu_mul
+from orca_dist.models.layers import Linear, Rotary, Rotation, rms_norm, rotate, silu_mul
+from orca_dist.models.rope import inverse_frequencies
 from orca_dist.spec import ModelSpec
 
 Weights = Mapping[str, torch.Tensor]
@@ -58,9 +59,9 @@ class Decoder:
         self._lm_head = Linear(weights["lm_head"]) if "lm_head" in weights else None
         self._backend = backend
         self._rotary = Rotary(
-            head_dim=spec.head_dim,
-            theta=spec.rope_theta,
+            inverse_frequencies(spec.rope, spec.head_dim),
             max_len=spec.max_model_len,
+            scale=spec.rope.attention_factor,
             dtype=dtype,
             device=device,
         )
@@ -79,11 +80,11 @@ class Decoder:
         on_layer: Callable[[], object],
     ) -> torch.Tensor:
         """This stage's layers: [T, H] -> [T, H]. `on_layer` hears of each before it begins."""
-        eps = self.spec.rms_norm_eps
+        eps, rotation = self.spec.rms_norm_eps, self._rotary(positions_T)
         for index, layer in self._layers.items():
             on_layer()
             normed = rms_norm(x_TH, layer.input_norm, eps)
-            x_TH = x_TH + self._attention(normed, layer, positions_T, cache.layer(index), context)
+            x_TH = x_TH + self._attention(normed, layer, rotation, cache.layer(index), context)
             normed = rms_norm(x_TH, layer.post_norm, eps)
             x_TH = x_TH + layer.down(silu_mul(layer.gate_up(normed)))
         return x_TH
@@ -99,15 +100,15 @@ class Decoder:
         self,
         x_TH: torch.Tensor,
         layer: LayerWeights,
-        positions_T: torch.Tensor,
+        rotation: Rotation,
         cache: tuple[torch.Tensor, torch.Tensor],
         context: AttentionContext,
     ) -> torch.Tensor:
         spec = self.spec
         N, M, D = spec.num_heads, spec.num_kv_heads, spec.head_dim
         q, k, v = layer.qkv(x_TH).split([N * D, M * D, M * D], dim=-1)
-        q_TND = self._rotary(q.unflatten(-1, (N, D)), positions_T)
-        k_TMD = self._rotary(k.unflatten(-1, (M, D)), positions_T)
+        q_TND = rotate(q.unflatten(-1, (N, D)), rotation)
+        k_TMD = rotate(k.unflatten(-1, (M, D)), rotation)
         self._backend.write_kv(k_TMD, v.unflatten(-1, (M, D)), *cache, context)
         out_TND = self._backend.paged_attention(q_TND, *cache, context, D**-0.5)
         return layer.o(out_TND.flatten(1))

@@ -13,6 +13,8 @@ from torch.nn.functional import linear, silu
 MIN_PACKED_ROWS = 2  # oneDNN takes another kernel, with other rounding, for a single row
 SERIAL_ELEMENTS = 32767  # elementwise operations on more are cut over threads, anywhere in a row
 
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cos and sin, each [T, 1, D]
+
 
 class Linear:
     """y = x W^T + b, with W packed once for oneDNN on CPU."""
@@ -65,24 +67,31 @@ def _silu(x_TF: torch.Tensor) -> torch.Tensor:
 
 
 class Rotary:
-    """Rotary position embedding: angle = position * theta^(-2i/D), halves rotated."""
+    """The rotation of each position: cos and sin of its angles, looked up in tables."""
 
     def __init__(
         self,
+        inverse_I: torch.Tensor,
         *,
-        head_dim: int,
-        theta: float,
         max_len: int,
+        scale: float,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        inverse = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-        angles = torch.arange(max_len, dtype=torch.float32)[:, None] * inverse
-        both = torch.cat([angles, angles], dim=-1)
-        self._cos = both.cos().to(device, dtype)
-        self._sin = both.sin().to(device, dtype)
+        """`inverse_I` are a head's D / 2 frequencies; `scale` multiplies cos and sin."""
+        angles = torch.arange(max_len, dtype=torch.float32)[:, None] * inverse_I
+        self._cos = (angles.cos() * scale).to(device, dtype)
+        self._sin = (angles.sin() * scale).to(device, dtype)
 
-    def __call__(self, x_TND: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
-        cos, sin = self._cos[positions_T, None], self._sin[positions_T, None]
-        left, right = x_TND.chunk(2, dim=-1)
-        return x_TND * cos + torch.cat([-right, left], dim=-1) * sin
+    def __call__(self, positions_T: torch.Tensor) -> Rotation:
+        """For each row of the batch; the same for all layers."""
+        halves = (self._cos[positions_T, None], self._sin[positions_T, None])
+        cos, sin = (torch.cat([half, half], dim=-1) for half in halves)
+        return cos, sin
+
+
+def rotate(x_TND: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """Turns each pair (i, i + D / 2) of every head by its angle."""
+    cos, sin = rotation
+    left, right = x_TND.chunk(2, dim=-1)
+    return x_TND * cos + torch.cat([-right, left], dim=-1) * sin

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from orca_dist.models.layers import Linear, Rotary, rms_norm, silu_mul
+from orca_dist.models.layers import Linear, Rotary, rms_norm, rotate, silu_mul
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 DTYPES = list(TOLERANCE)
@@ -142,10 +142,12 @@ def test_rows_of_elementwise_layers_have_the_same_bits_in_any_batch(
 # ---- Rotary ------------------------------------------------------------
 
 
-def make_rotary(head_dim: int, dtype: torch.dtype = torch.float32, theta: float = 500.0) -> Rotary:
-    return Rotary(
-        head_dim=head_dim, theta=theta, max_len=64, dtype=dtype, device=torch.device("cpu")
-    )
+def make_rotary(
+    head_dim: int, dtype: torch.dtype = torch.float32, scale: float = 1.0
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    inverse_I = 500.0 ** -(torch.arange(0, head_dim, 2) / head_dim)
+    rotary = Rotary(inverse_I, max_len=64, scale=scale, dtype=dtype, device=torch.device("cpu"))
+    return lambda x_TND, positions_T: rotate(x_TND, rotary(positions_T))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -159,6 +161,12 @@ def test_rotary_turns_pairs_of_half_a_head_apart(dtype: torch.dtype) -> None:
             wanted[row, :, i] = a * math.cos(angle) - b * math.sin(angle)
             wanted[row, :, i + 4] = b * math.cos(angle) + a * math.sin(angle)
     close(make_rotary(8, dtype)(x_TND, torch.tensor(positions)), wanted, dtype)
+
+
+def test_rotary_scales_what_it_turns() -> None:
+    x_TND, positions_T = noise(4, 3, 8), torch.tensor([0, 1, 17, 63])
+    doubled = make_rotary(8, scale=2.0)(x_TND, positions_T)
+    assert torch.equal(doubled, 2 * make_rotary(8)(x_TND, positions_T))
 
 
 def test_rotary_makes_products_depend_on_distance_alone() -> None:

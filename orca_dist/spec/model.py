@@ -1,8 +1,4 @@
-"""A model's shapes, from Hugging Face's config.json. Pure: takes the parsed document.
-
-Both spellings of the rotary settings are read: `rope_parameters` (transformers 5)
-and `rope_theta` + `rope_scaling` (older). What isn't supported is refused by name.
-"""
+"""A model's shapes, from Hugging Face's config.json. What isn't supported is refused by name."""
 
 from __future__ import annotations
 
@@ -13,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from orca_dist.errors import ModelError
+from orca_dist.spec.checks import one_of, positive_int
+from orca_dist.spec.rope import RopeSpec, parse_rope
 
 SUPPORTED_MODEL_TYPES = ("llama",)
-SUPPORTED_ROPE_TYPES = ("default",)
 SUPPORTED_ACTIVATIONS = ("silu", "swish")
 ADAPTER_FILE = "adapter_config.json"
 
@@ -34,7 +31,7 @@ class ModelSpec:
     vocab_size: int
     max_model_len: int
     rms_norm_eps: float
-    rope_theta: float
+    rope: RopeSpec
     tie_word_embeddings: bool
     attention_bias: bool
     mlp_bias: bool
@@ -79,19 +76,22 @@ def _instead(folder: Path) -> str:
 def parse_spec(config: Mapping[str, Any]) -> ModelSpec:
     """The spec of a config.json document."""
     _refuse_unsupported(config)
-    hidden, heads = _required(config, "hidden_size"), _required(config, "num_attention_heads")
+    hidden = positive_int(config, "hidden_size")
+    heads = positive_int(config, "num_attention_heads")
+    head_dim = config.get("head_dim") or hidden // heads
+    max_len = config.get("max_position_embeddings", 2048)
     return ModelSpec(
         model_type=config["model_type"],
-        num_layers=_required(config, "num_hidden_layers"),
+        num_layers=positive_int(config, "num_hidden_layers"),
         hidden_size=hidden,
-        intermediate_size=_required(config, "intermediate_size"),
+        intermediate_size=positive_int(config, "intermediate_size"),
         num_heads=heads,
         num_kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or hidden // heads,
-        vocab_size=_required(config, "vocab_size"),
-        max_model_len=config.get("max_position_embeddings", 2048),
+        head_dim=head_dim,
+        vocab_size=positive_int(config, "vocab_size"),
+        max_model_len=max_len,
         rms_norm_eps=config.get("rms_norm_eps", 1e-6),
-        rope_theta=float(_rope(config).get("rope_theta", 10000.0)),
+        rope=parse_rope(config, head_dim=head_dim, max_len=max_len),
         tie_word_embeddings=config.get("tie_word_embeddings", False),
         attention_bias=config.get("attention_bias", False),
         mlp_bias=config.get("mlp_bias", False),
@@ -107,26 +107,10 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list) else (value,)
 
 
-def _required(config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or value < 1:
-        raise ModelError(f"config.json: {key} = {value!r}: needs a positive whole number")
-    return value
-
-
-def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The rotary settings, whichever way the file spells them."""
-    rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
-    rope.setdefault("rope_theta", config.get("rope_theta") or 10000.0)
-    rope.setdefault("rope_type", rope.get("type", "default"))
-    return rope
-
-
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     _refuse_other_inputs(config)
-    _one_of("model_type", config.get("model_type"), SUPPORTED_MODEL_TYPES)
-    _one_of("rope_type", _rope(config)["rope_type"], SUPPORTED_ROPE_TYPES)
-    _one_of("hidden_act", config.get("hidden_act", "silu"), SUPPORTED_ACTIVATIONS)
+    one_of("model_type", config.get("model_type"), SUPPORTED_MODEL_TYPES)
+    one_of("hidden_act", config.get("hidden_act", "silu"), SUPPORTED_ACTIVATIONS)
     _refuse_quantised(config)
 
 
@@ -147,10 +131,3 @@ def _refuse_quantised(config: Mapping[str, Any]) -> None:
                 f"config.json: {key} (method {method}): quantised checkpoints can't be loaded; "
                 "give the model's unquantised one, of fp32, fp16 or bf16"
             )
-
-
-def _one_of(key: str, value: object, supported: tuple[str, ...]) -> None:
-    if value not in supported:
-        raise ModelError(
-            f"config.json: {key} = {value!r} is not supported; supported: {', '.join(supported)}"
-        )
