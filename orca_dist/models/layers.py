@@ -45,11 +45,20 @@ def _can_pack(weight: torch.Tensor) -> bool:
     return weight.dtype is torch.float32
 
 
-def rms_norm(x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x²) + eps) * weight, computed in fp32."""
+def rms_norm(
+    x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float, *, rounds_late: bool = False
+) -> torch.Tensor:
+    """x / sqrt(mean(x²) + eps) * weight, computed in fp32 up to the weight, or with it."""
     wide = x_TH.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return weight_H * (wide * scale).to(x_TH.dtype)
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if rounds_late:
+        return (weight_H * normed).to(x_TH.dtype)
+    return weight_H * normed.to(x_TH.dtype)
+
+
+def scaled(x_TH: torch.Tensor, factor: float) -> torch.Tensor:
+    """x * factor, free of cost where that is x."""
+    return x_TH if factor == 1.0 else x_TH * factor
 
 
 def silu_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
@@ -78,7 +87,10 @@ class Rotary:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`inverse_I` are a head's D / 2 frequencies; `scale` multiplies cos and sin."""
+        """`inverse_I` are a head's D / 2 frequencies; `scale` multiplies cos and sin.
+
+        Heads of less precision than `dtype` are rotated in it, and rounded after that.
+        """
         angles = torch.arange(max_len, dtype=torch.float32)[:, None] * inverse_I
         self._cos = (angles.cos() * scale).to(device, dtype)
         self._sin = (angles.sin() * scale).to(device, dtype)
@@ -94,4 +106,4 @@ def rotate(x_TND: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     """Turns each pair (i, i + D / 2) of every head by its angle."""
     cos, sin = rotation
     left, right = x_TND.chunk(2, dim=-1)
-    return x_TND * cos + torch.cat([-right, left], dim=-1) * sin
+    return (x_TND * cos + torch.cat([-right, left], dim=-1) * sin).to(x_TND.dtype)

@@ -52,7 +52,7 @@ def test_defaults_of_absent_keys() -> None:
     spec = spec_of()
     assert (spec.num_kv_heads, spec.head_dim) == (4, 16)
     assert (spec.rope.theta, spec.dtype, spec.eos_token_ids) == (10000.0, "float32", ())
-    assert (spec.tie_word_embeddings, spec.attention_bias, spec.mlp_bias) == (False, False, False)
+    assert (spec.tie_word_embeddings, spec.biases) == (False, ())
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
@@ -73,7 +73,10 @@ def test_one_or_many_eos(value: Any, want: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({"model_type": "qwen7"}, r"model_type = 'qwen7' is not supported; supported: llama"),
+        (
+            {"model_type": "qwen7"},
+            r"model_type = 'qwen7' is not supported; supported: llama, mistral, qwen2",
+        ),
         ({"model_type": None}, r"model_type = None"),
         ({"hidden_act": "gelu"}, r"hidden_act = 'gelu'"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config .*gptq.*unquant"),
