@@ -28,22 +28,30 @@ class LocalPlacement:
     def __init__(self, module: str = STAGE_MODULE) -> None:
         self._module = module
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._closing = False
+        self._watchers: list[threading.Thread] = []
+        self._survivors: set[int] = set()  # pids that ran when we closed: their end is our doing
 
     def launch(self, bootstraps: Sequence[StageBootstrap], on_death: OnDeath) -> None:
         for bootstrap in bootstraps:
             process = self._spawn(replace(bootstrap, host=self.control_host))
             self._processes.append(process)
-            threading.Thread(
+            watcher = threading.Thread(
                 target=self._watch, args=(process, bootstrap.stage, on_death), daemon=True
-            ).start()
+            )
+            watcher.start()
+            self._watchers.append(watcher)
 
     def close(self) -> None:
-        """Closed stages leave by themselves; those that are stuck or stopped are killed."""
-        self._closing = True
+        """Closed stages leave by themselves; those that are stuck or stopped are killed.
+
+        What the dead printed last has been told when this returns.
+        """
+        self._survivors.update(p.pid for p in self._processes if p.poll() is None)
         deadline = time.monotonic() + LEAVE_TIMEOUT_S
         for process in self._processes:
             _end(process, max(0.0, deadline - time.monotonic()))
+        for watcher in self._watchers:
+            watcher.join(max(0.0, deadline - time.monotonic()))
 
     def _spawn(self, bootstrap: StageBootstrap) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
@@ -61,7 +69,7 @@ class LocalPlacement:
     def _watch(self, process: subprocess.Popen[bytes], stage: int, on_death: OnDeath) -> None:
         last_lines = _pass_on(process)
         code = process.wait()
-        if code and not self._closing:
+        if code and process.pid not in self._survivors:
             tell_last_lines(stage, last_lines)
         on_death(stage, f"its process ended with {_ending(code)}")
 
