@@ -18,6 +18,7 @@ from orca_dist.engine.pipeline import OnDeath
 
 STAGE_MODULE = "orca_dist.stage.process"
 LEAVE_TIMEOUT_S = 5.0
+HUNG_UP = 1  # the exit code of a stage whose master is gone
 
 
 class LocalPlacement:
@@ -29,7 +30,8 @@ class LocalPlacement:
         self._module = module
         self._processes: list[subprocess.Popen[bytes]] = []
         self._watchers: list[threading.Thread] = []
-        self._survivors: set[int] = set()  # pids that ran when we closed: their end is our doing
+        self._closing = False
+        self._killed: set[int] = set()  # pids, by us
 
     def launch(self, bootstraps: Sequence[StageBootstrap], on_death: OnDeath) -> None:
         for bootstrap in bootstraps:
@@ -46,10 +48,10 @@ class LocalPlacement:
 
         What the dead printed last has been told when this returns.
         """
-        self._survivors.update(p.pid for p in self._processes if p.poll() is None)
+        self._closing = True
         deadline = time.monotonic() + LEAVE_TIMEOUT_S
         for process in self._processes:
-            _end(process, max(0.0, deadline - time.monotonic()))
+            self._end(process, max(0.0, deadline - time.monotonic()))
         for watcher in self._watchers:
             watcher.join(max(0.0, deadline - time.monotonic()))
 
@@ -69,9 +71,21 @@ class LocalPlacement:
     def _watch(self, process: subprocess.Popen[bytes], stage: int, on_death: OnDeath) -> None:
         last_lines = _pass_on(process)
         code = process.wait()
-        if code and process.pid not in self._survivors:
+        if code and not self._is_our_doing(process.pid, code):
             tell_last_lines(stage, last_lines)
         on_death(stage, f"its process ended with {_ending(code)}")
+
+    def _is_our_doing(self, pid: int, code: int) -> bool:
+        """A stage may die just before we close: by its own code alone it is told apart."""
+        return pid in self._killed or (self._closing and code == HUNG_UP)
+
+    def _end(self, process: subprocess.Popen[bytes], timeout_s: float) -> None:
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._killed.add(process.pid)
+            process.kill()
+            process.wait()
 
 
 def _import_path() -> str:
@@ -94,11 +108,3 @@ def _pass_on(process: subprocess.Popen[bytes]) -> deque[str]:
 
 def _ending(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
-
-
-def _end(process: subprocess.Popen[bytes], timeout_s: float) -> None:
-    try:
-        process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
