@@ -6,7 +6,7 @@ model's length, the layer split) lives elsewhere. Times are float seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from orca_dist.core import Batching, Forming, MemoryKind
@@ -66,30 +66,17 @@ class LogFormat(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """The pipeline and its schedule."""
+class ScheduleConfig:
+    """What is scheduled where: all that a simulation of the pipeline needs, too."""
 
     stages: int = 2
     """Pipeline stages: each holds a contiguous block of layers on its own device."""
     split: tuple[int, ...] = ()
     """Layers of each stage, e.g. 8 7 7 8; by default they differ by at most one."""
-    tensor_parallel: int = 1
-    """Shards of each stage. Only 1 so far."""
-    launcher: Launcher = Launcher.RAY
-    """Start stages as Ray actors, or as processes of this machine."""
-    ray_address: str = ""
-    """Ray cluster to join (host:port, or auto); empty: a private one on this machine."""
-    device: DeviceKind = DeviceKind.AUTO
-    """Where stages compute; auto: CUDA where there is a GPU, else CPU."""
-    dtype: Dtype = Dtype.AUTO
-    """Of weights, activations and KV; auto: the checkpoint's own on GPUs and on CPUs with
-    fast bfloat16, else float32."""
     max_batch_size: int = 32
     """Most requests in one batch; inflight times as many can run."""
     max_batch_tokens: int = 2048
     """Most tokens in one iteration; prompts are cut to fit, unless chunked_prefill is off."""
-    max_model_len: int | None = None
-    """Most tokens of a request, prompt and answer together; by default the model's own length."""
     inflight: int | None = None
     """Most batches in the pipeline at once (the paper's n_workers); by default one a stage."""
     batching: Batching = Batching.ITERATION
@@ -114,8 +101,6 @@ class EngineConfig:
     ageing_s: float = 10.0
     """Waiting that one step of priority is worth: a request is passed only by those that arrive
     less than ageing_s times their lead in priority after it."""
-    refuse_late: Switch = Switch.OFF
-    """Refuse a request at once if max_tokens iterations at the pace of late exceed its timeout."""
     memory: MemoryKind = MemoryKind.PAGED
     """KV slots as they are needed, newest requests computed again when none is left; or reserve
     prompt and max_tokens from the start, as in the paper."""
@@ -124,7 +109,67 @@ class EngineConfig:
     block_size: int = 16
     """KV slots in a block."""
     kv_tokens: int | None = None
-    """KV slots of the pipeline; by default what memory_share allows."""
+    """KV slots of the pipeline; by default what fits beside the weights."""
+
+    def __post_init__(self) -> None:
+        """Plain words do for closed sets: batching="request"."""
+        for field in fields(self):
+            kind, value = _CLOSED_SETS.get(field.name), getattr(self, field.name)
+            if kind is not None and value is not None:
+                object.__setattr__(self, field.name, _word(kind, field.name, value))
+
+    def check(self) -> None:
+        """Raises ConfigError naming the first field that is out of its range."""
+        for name in ("stages", "max_batch_size", "max_batch_tokens", "block_size", "min_chunk"):
+            _at_least_one(name, getattr(self, name))
+        for name in ("inflight", "micro_batch_size"):
+            if getattr(self, name) is not None:
+                _at_least_one(name, getattr(self, name))
+        _check_num_tokens("kv_tokens", self.kv_tokens)
+        for name in ("waiting_served_ratio", "max_waiting_iterations", "ageing_s"):
+            if not 0 <= getattr(self, name) <= MAX_WAIT:
+                raise ConfigError(
+                    f"{name} = {getattr(self, name)}: must be at least 0 and at most {MAX_WAIT}"
+                )
+        if not 0 <= self.batch_window_s <= MAX_TIMEOUT_S:
+            raise ConfigError(
+                f"batch_window_s = {self.batch_window_s}: must be at least 0 and at most "
+                f"{MAX_TIMEOUT_S:.0f} (a day)"
+            )
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.micro_batch_size and self.batching is Batching.ITERATION:
+            raise ConfigError(
+                f"micro_batch_size = {self.micro_batch_size}: is for --batching request or "
+                "dynamic; leave it out, or choose one of these"
+            )
+        if self.prefix_cache is Switch.ON and self.memory is MemoryKind.RESERVE:
+            raise ConfigError(
+                "prefix_cache = on: reserved memory shares nothing; choose --memory paged, or "
+                "leave prefix_cache out"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(ScheduleConfig):
+    """The pipeline and its schedule."""
+
+    tensor_parallel: int = 1
+    """Shards of each stage. Only 1 so far."""
+    launcher: Launcher = Launcher.RAY
+    """Start stages as Ray actors, or as processes of this machine."""
+    ray_address: str = ""
+    """Ray cluster to join (host:port, or auto); empty: a private one on this machine."""
+    device: DeviceKind = DeviceKind.AUTO
+    """Where stages compute; auto: CUDA where there is a GPU, else CPU."""
+    dtype: Dtype = Dtype.AUTO
+    """Of weights, activations and KV; auto: the checkpoint's own on GPUs and on CPUs with
+    fast bfloat16, else float32."""
+    max_model_len: int | None = None
+    """Most tokens of a request, prompt and answer together; by default the model's own length."""
+    refuse_late: Switch = Switch.OFF
+    """Refuse a request at once if max_tokens iterations at the pace of late exceed its timeout."""
     memory_share: float | None = None
     """Share of the memory that KV may take: of a node's RAM on CPUs (by default 0.25), of what
     the weights leave free on GPUs (by default 0.9)."""
@@ -143,33 +188,18 @@ class EngineConfig:
     link_timeout_s: float = 300.0
     """Longest wait of one stage for another on the data plane."""
 
-    def __post_init__(self) -> None:
-        """Plain words do for closed sets: device="cpu"."""
-        for name, kind in _CLOSED_SETS.items():
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, _word(kind, name, value))
-
     def check(self) -> None:
         """Raises ConfigError naming the first field that is out of its range."""
-        for name in ("stages", "max_batch_size", "max_batch_tokens", "block_size", "min_chunk"):
+        ScheduleConfig.check(self)
+        for name in ("max_queue", "max_queue_tokens"):
             _at_least_one(name, getattr(self, name))
-        for name in ("inflight", "max_queue", "max_queue_tokens", "micro_batch_size"):
-            if getattr(self, name) is not None:
-                _at_least_one(name, getattr(self, name))
-        for name in ("max_model_len", "kv_tokens"):
-            value = getattr(self, name)
-            if value is not None and not 2 <= value <= MAX_TOKENS:
-                raise ConfigError(
-                    f"{name} = {value}: must be at least 2 (a prompt token and an answer's) and "
-                    f"at most {MAX_TOKENS}"
-                )
+        _check_num_tokens("max_model_len", self.max_model_len)
         for name in ("start_timeout_s", "heartbeat_s", "step_limit_s", "link_timeout_s"):
             if not 0 < getattr(self, name) <= MAX_TIMEOUT_S:
                 raise ConfigError(
                     f"{name} = {getattr(self, name)}: must be more than 0 and at most "
                     f"{MAX_TIMEOUT_S:.0f} (a day)"
                 )
-        self._check_schedule()
         if self.tensor_parallel != 1:
             raise ConfigError(
                 f"tensor_parallel = {self.tensor_parallel}: stages can't be sharded yet; leave it "
@@ -182,28 +212,6 @@ class EngineConfig:
             )
         if self.memory_share is not None and not 0 < self.memory_share <= 1:
             raise ConfigError(f"memory_share = {self.memory_share}: must be in (0, 1]")
-
-    def _check_schedule(self) -> None:
-        for name in ("waiting_served_ratio", "max_waiting_iterations", "ageing_s"):
-            if not 0 <= getattr(self, name) <= MAX_WAIT:
-                raise ConfigError(
-                    f"{name} = {getattr(self, name)}: must be at least 0 and at most {MAX_WAIT}"
-                )
-        if not 0 <= self.batch_window_s <= MAX_TIMEOUT_S:
-            raise ConfigError(
-                f"batch_window_s = {self.batch_window_s}: must be at least 0 and at most "
-                f"{MAX_TIMEOUT_S:.0f} (a day)"
-            )
-        if self.micro_batch_size and self.batching is Batching.ITERATION:
-            raise ConfigError(
-                f"micro_batch_size = {self.micro_batch_size}: is for --batching request or "
-                "dynamic; leave it out, or choose one of these"
-            )
-        if self.prefix_cache is Switch.ON and self.memory is MemoryKind.RESERVE:
-            raise ConfigError(
-                "prefix_cache = on: reserved memory shares nothing; choose --memory paged, or "
-                "leave prefix_cache out"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +260,14 @@ def _word(kind: type[StrEnum], name: str, value: str | bool) -> StrEnum:
         return kind("on" if value else "off") if isinstance(value, bool) else kind(value)
     except ValueError:
         raise ConfigError(f"{name} = {value}: must be one of {', '.join(kind)}") from None
+
+
+def _check_num_tokens(name: str, value: int | None) -> None:
+    if value is not None and not 2 <= value <= MAX_TOKENS:
+        raise ConfigError(
+            f"{name} = {value}: must be at least 2 (a prompt token and an answer's) and "
+            f"at most {MAX_TOKENS}"
+        )
 
 
 def _at_least_one(name: str, value: int) -> None:

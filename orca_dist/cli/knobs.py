@@ -64,6 +64,12 @@ def _plain(hint: Any) -> Any:
 
 
 def _field_docs(kind: type) -> dict[str, str]:
+    """Help by field, of a dataclass and those it builds on."""
+    bases = [base for base in reversed(kind.__mro__) if dataclasses.is_dataclass(base)]
+    return {name: text for base in bases for name, text in _own_docs(base).items()}
+
+
+def _own_docs(kind: type) -> dict[str, str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
     return {

@@ -106,7 +106,7 @@ def test_s2_one_request_alone() -> None:
     assert log.ended_at == {0: 20}
     assert log.max_in_flight == 1
     assert log.batch_sizes == [1] * 5
-    assert [run.started_at for run in log.runs] == [0, 4, 8, 12, 16]
+    assert [run.starts_s[0] for run in log.runs] == [0, 4, 8, 12, 16]
 
 
 def test_s2_eight_requests_in_four_batches() -> None:
@@ -203,7 +203,7 @@ def test_a_cancel_works_in_every_state(state: str) -> None:
     assert log.cancels[1] == [phase, None]
     assert log.started_at.get(1) == (None if state == "queued" else 3)
     assert 1 not in log.ended_at
-    assert all(run.selected_at < at for run in log.runs_of(1))
+    assert all(run.sent_s < at for run in log.runs_of(1))
     assert {i: len(log.tokens[i]) for i in (0, 2, 3)} == {0: 3, 2: 3, 3: 3}
     check_nothing_is_left(pipeline)
     check_replay(log)
@@ -239,7 +239,7 @@ def test_a_pool_of_one_and_a_half_requests_serves_ten() -> None:
     log = pipeline.run()
     assert [log.ended_at[i] for i in range(10)] == [12 * (i + 1) for i in range(10)]
     assert [log.started_at[i] for i in range(10)] == [12 * i for i in range(10)]
-    returns = [0.0] + [run.returned_at for run in log.runs]
+    returns = [0.0] + [run.returned_s for run in log.runs]
     assert all(after - before == 2 for before, after in itertools.pairwise(returns))
     for i in range(10):
         plans = [run.plan for run in log.runs_of(i)]

@@ -25,7 +25,7 @@ def run_burst(forming: Forming) -> Log:
 
 def busy_shares(log: Log) -> list[float]:
     """Of each stage, from the second round trip on until the first request ends."""
-    since, until = log.runs[7].returned_at, min(log.ended_at.values())
+    since, until = log.runs[7].returned_s, min(log.ended_at.values())
     assert until > since
     return [log.busy_share(stage, since, until) for stage in range(4)]
 
@@ -33,7 +33,7 @@ def busy_shares(log: Log) -> list[float]:
 def steady_batch_sizes(log: Log) -> list[int]:
     """After one round trip, until the first request ends."""
     until = min(log.ended_at.values())
-    return [len(run.plan.ids) for run in log.runs[4:] if run.selected_at < until]
+    return [len(run.plan.ids) for run in log.runs[4:] if run.sent_s < until]
 
 
 def test_burst_is_shared_out_over_the_stages() -> None:
