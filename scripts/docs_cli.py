@@ -14,6 +14,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
+from orca_dist.cli.bench import BENCHES
 from orca_dist.cli.knobs import Knob, knobs
 from orca_dist.cli.main import commands
 from orca_dist.cli.model import ACTIONS
@@ -59,16 +60,26 @@ JSON_DOCUMENTS = """
 - `info`: `model`, `stages` [{`index`, `node`, `pid`, `actor_id` (empty outside Ray),
   `device`, `layers` (their numbers), `state`}], `epoch`, `max_model_len`, `kv_tokens`,
   `version`
+- `bench scheduler`: `rows` [{`waiting`, `running`, `us_per_iteration`, `select_us`,
+  `on_result_us`}]
+- `bench offline`: `total_tok_s`, `output_tok_s`, `wall_s`, `startup_s`, `ttft_s` (median),
+  `stages` [{`busy`, `bubble`}], `peak_rss_mb` (all processes, shared pages once),
+  `prompt_tokens`, `output_tokens`, `cached_tokens`, `preempted`, `iterations`
 - `model show`: what the folder holds, as the plain output
 """
+
+
+NESTED: dict[str, dict[str, Any]] = {"model": ACTIONS, "bench": BENCHES}
 
 
 def page() -> str:
     """The whole of docs/cli.md."""
     sections = [HEAD]
     for name, command in commands(Settings()).items():
-        if name == "model":
-            sections += [_section(f"model {action}", kind) for action, kind in ACTIONS.items()]
+        if name in NESTED:
+            sections += [
+                _section(f"{name} {action}", kind) for action, kind in NESTED[name].items()
+            ]
         else:
             sections.append(_section(name, type(command)))
     return "\n".join(sections) + JSON_DOCUMENTS
