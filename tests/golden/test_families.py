@@ -79,6 +79,18 @@ def test_bfloat16_agrees_on_the_likeliest_token(folder: Path) -> None:
     assert np.mean(same) >= MIN_AGREEMENT
 
 
+def test_a_prompt_in_chunks_has_the_same_bits(folder: Path) -> None:
+    """Chunks of at most 21 tokens, in several iterations and in flight at once."""
+    request = _requests()[-1]
+    with thread_pipeline(folder, 3, dtype="bfloat16") as pipeline:
+        whole = pipeline.alone(request)
+    with thread_pipeline(folder, 3, dtype="bfloat16", max_batch_tokens=21) as pipeline:
+        chunked = pipeline.alone(request)
+        assert [max(plan.lengths) for plan in pipeline.plans[:6]] == [21, 21, 21, 21, 21, 15]
+    assert chunked.tokens == whole.tokens
+    np.testing.assert_array_equal(_logits(chunked), _logits(whole))
+
+
 def _in_mixed_batches(pipeline: ThreadPipeline) -> list[Answer]:
     before, requests = len(pipeline.plans), _requests()
     answers = pipeline.run({0: requests[:2], 3: requests[2:]})
