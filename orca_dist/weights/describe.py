@@ -15,7 +15,8 @@ from orca_dist.weights.headers import check_folder
 def describe(folder: Path) -> dict[str, Any]:
     """The spec's fields, and `folder`, `parameters`, `weights_bytes`, `tensors_by_dtype`, `shards`.
 
-    Of `rope` what its type doesn't use is left out. Verifies the folder first: raises ModelError naming what is missing or damaged.
+    Of `rope` what its type doesn't use is left out. Verifies the folder first: raises
+    ModelError naming what is missing or damaged.
     """
     spec = load_spec(folder)
     headers = check_folder(folder, spec)
