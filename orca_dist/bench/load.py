@@ -35,7 +35,6 @@ class Load:
         on_end: OnEnd = lambda num_ended: None,
     ) -> None:
         self.attempts: list[Attempt] = []
-        self.is_complete = False
         self._jobs = jobs
         self._connections = itertools.cycle(connections)
         self._is_open = clients is None
@@ -52,7 +51,6 @@ class Load:
                 attempt = await self._next(job)
                 self.attempts.append(attempt)
                 calls.create_task(self._send(job, attempt))
-        self.is_complete = True
 
     async def _next(self, job: Job) -> Attempt:
         """Returns when the job is due and a client is free."""

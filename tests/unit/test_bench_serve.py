@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
 
 from orca_dist.bench.attempt import Attempt
 from orca_dist.bench.load_report import make_report
-from orca_dist.bench.serve import ServeBench
+from orca_dist.bench.serve import NUM_CONNECTIONS, ServeBench, connected
 from orca_dist.cli.main import main
 from orca_dist.core import Request
 from orca_dist.errors import ConfigError
@@ -112,6 +113,20 @@ def test_clients_bound_how_many_are_out(folder: Path) -> None:
         assert engine.most_live == 3
         assert most_out(attempts) == 3
         assert attempts[3].due_s >= min(each.ended_s or 0.0 for each in attempts[:3])
+
+    run(case())
+
+
+def test_every_connection_is_one_of_its_own(folder: Path) -> None:
+    async def case() -> None:
+        async with serving(ScriptedEngine(), folder) as (server, _), connected(server.address):
+            port = int(server.address.rpartition(":")[2])
+            accepted = [
+                each
+                for each in psutil.Process().net_connections("tcp")
+                if each.laddr.port == port and each.status == psutil.CONN_ESTABLISHED
+            ]
+        assert len(accepted) == NUM_CONNECTIONS
 
     run(case())
 
