@@ -25,6 +25,7 @@ COLORS = ("#2f6fab", "#d9822b", "#3a9a5b", "#b5485d", "#7d5ba6", "#5f6b73")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 WAITING, GENERATING, FAILED = "#c9ced6", "#2f6fab", "#c0392b"
 ROW_HEIGHT, MIN_BARS_HEIGHT, MAX_BARS_HEIGHT, LOWER_HEIGHT = 0.12, 1.8, 6.0, 1.8  # inches
+POINTS_AN_INCH, MIN_LINE_WIDTH, MAX_MARK_SIZE = 72, 0.3, 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,17 +79,21 @@ def check_target(path: Path) -> None:
 
 
 def draw_curves(path: Path, curves: Curves) -> None:
-    """Normalised latency over throughput: the median as a line, up to the 90th percentile
-    shaded; each point is labelled with the rate that was offered."""
+    """Normalised latency over throughput, the median whole and the 90th percentile dashed;
+    each median is labelled with the rate that was offered."""
     figure = _figure(7.2, 4.6)
     axes = figure.add_subplot()
     for index, (label, points) in enumerate(curves.items()):
         _draw_curve(axes, label, points, index)
     axes.set_xlabel("throughput (requests/s)")
     axes.set_ylabel("normalised latency (ms per token)")
+    axes.set_title(
+        "Whole line: median. Dashed: 90th percentile. Numbers: offered requests/s.", fontsize=10
+    )
     axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    axes.set_title("Median, shaded up to p90; numbers are the offered requests/s", fontsize=10)
+    axes.margins(y=0.1)
+    if any(curves.values()):
+        _scale_latencies(axes)
     _plain(axes)
     axes.legend(frameon=False, loc="upper left")
     _save(figure, path)
@@ -98,10 +103,10 @@ def _draw_curve(axes: Axes, label: str, points: Sequence[CurvePoint], index: int
     color = COLORS[index % len(COLORS)]
     x = [point.throughput_req_s for point in points]
     p50 = [point.p50_s * 1e3 for point in points]
-    axes.fill_between(
-        x, p50, [point.p90_s * 1e3 for point in points], color=color, alpha=0.13, linewidth=0
-    )
-    axes.plot(x, p50, color=color, marker=MARKERS[index % len(MARKERS)], label=label)
+    marker = MARKERS[index % len(MARKERS)]
+    axes.plot(x, p50, color=color, marker=marker, label=label)
+    p90 = [point.p90_s * 1e3 for point in points]
+    axes.plot(x, p90, "--", color=color, marker=marker, markersize=3, linewidth=0.8, alpha=0.7)
     for point, at_x, at_y in zip(points, x, p50, strict=True):
         if point.rate is not None:
             axes.annotate(
@@ -115,50 +120,52 @@ def _draw_curve(axes: Axes, label: str, points: Sequence[CurvePoint], index: int
             )
 
 
+def _scale_latencies(axes: Axes) -> None:
+    """A server that can't keep up is slower by orders of magnitude."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
 def draw_timeline(path: Path, attempts: Sequence[Attempt]) -> None:
     """Every request from when it was due to its end, its wait for the first token lighter;
     below, how many were out."""
     bars_height = min(MAX_BARS_HEIGHT, max(MIN_BARS_HEIGHT, ROW_HEIGHT * len(attempts)))
     figure = _figure(9, bars_height + LOWER_HEIGHT)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[bars_height, LOWER_HEIGHT])
-    _draw_bars(upper, attempts)
+    _draw_bars(upper, attempts, line_width=POINTS_AN_INCH * 0.7 * bars_height / len(attempts))
     _draw_num_out(lower, attempts)
     _save(figure, path)
 
 
-def _draw_bars(axes: Axes, attempts: Sequence[Attempt]) -> None:
+def _draw_bars(axes: Axes, attempts: Sequence[Attempt], line_width: float) -> None:
     first_s = [each.token_s[0] if each.token_s else each.heard_s for each in attempts]
-    waits = [(each.due_s, first) for each, first in zip(attempts, first_s, strict=True)]
-    rests = [(first, each.heard_s) for each, first in zip(attempts, first_s, strict=True)]
-    _draw_spans(axes, waits, WAITING, "waits for its first token")
-    _draw_spans(axes, rests, GENERATING, "gets the others")
-    _mark_failures(axes, attempts)
+    due_s, heard_s = [each.due_s for each in attempts], [each.heard_s for each in attempts]
+    rows, width = range(len(attempts)), max(MIN_LINE_WIDTH, line_width)
+    wait_label, rest_label = "waits for its first token", "gets the others"
+    axes.hlines(rows, due_s, first_s, colors=WAITING, linewidths=width, label=wait_label)
+    axes.hlines(rows, first_s, heard_s, colors=GENERATING, linewidths=width, label=rest_label)
+    _mark_failures(axes, attempts, min(MAX_MARK_SIZE, max(1.0, line_width)))
     axes.set_ylim(len(attempts) - 0.4, -0.6)
     axes.set_ylabel("request")
     axes.legend(frameon=False, loc="lower left", ncols=3, bbox_to_anchor=(0, 1), borderaxespad=0.2)
     _plain(axes)
 
 
-def _draw_spans(axes: Axes, spans: Sequence[tuple[float, float]], color: str, label: str) -> None:
-    axes.barh(
-        range(len(spans)),
-        [end_s - start_s for start_s, end_s in spans],
-        left=[start_s for start_s, _ in spans],
-        height=0.8,
-        color=color,
-        label=label,
-        linewidth=0,
-    )
-
-
-def _mark_failures(axes: Axes, attempts: Sequence[Attempt]) -> None:
+def _mark_failures(axes: Axes, attempts: Sequence[Attempt], size: float) -> None:
     bad = [(row, each.heard_s) for row, each in enumerate(attempts) if not each.is_answered]
     if bad:
         rows, ends_s = [row for row, _ in bad], [end_s for _, end_s in bad]
-        axes.plot(ends_s, rows, "x", color=FAILED, markersize=5, label="refused, failed or cut off")
+        label = "refused, failed or cut off"
+        axes.plot(ends_s, rows, "x", color=FAILED, markersize=size, label=label)
 
 
 def _draw_num_out(axes: Axes, attempts: Sequence[Attempt]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     changes = sorted(
         [(attempt.due_s, 1) for attempt in attempts]
         + [(attempt.heard_s, -1) for attempt in attempts]
@@ -174,7 +181,7 @@ def _draw_num_out(axes: Axes, attempts: Sequence[Attempt]) -> None:
     axes.set_xlabel("seconds since the start")
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
     _plain(axes)
 
 

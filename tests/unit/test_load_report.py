@@ -132,6 +132,7 @@ def test_tables_name_what_failed() -> None:
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     curve = [CurvePoint(rate=r, throughput_req_s=r, p50_s=0.1, p90_s=0.2) for r in (1.0, 2.0)]
     draw_curves(tmp_path / "curves.png", {"one": curve, "two": curve})
+    draw_curves(tmp_path / "empty.svg", {"nothing was answered": []})
     draw_timeline(tmp_path / "times.png", attempts())
     draw_timeline(tmp_path / "times.svg", attempts()[:1])
     assert (tmp_path / "curves.png").read_bytes().startswith(PNG)
