@@ -65,6 +65,13 @@ JSON_DOCUMENTS = """
 - `bench offline`: `total_tok_s`, `output_tok_s`, `wall_s`, `startup_s`, `ttft_s` (median),
   `stages` [{`busy`, `bubble`}], `peak_rss_mb` (all processes, shared pages once),
   `prompt_tokens`, `output_tokens`, `cached_tokens`, `preempted`, `iterations`
+- `bench serve`: `requests` (sent), `completed`, `unfinished` (out when interrupted), `errors`
+  {status: count}, `duration_s`, `throughput_req_s`, `output_tok_s`, `total_tok_s`,
+  `prompt_tokens`, `output_tokens`, `cached_tokens`, `normalized_latency_s`, `ttft_s`, `tpot_s`,
+  `inter_token_s`, `latency_s` (each {`p50`, `p90`, `p99`}, null where there is nothing to
+  measure), `goodput` {`slo` {`ttft_s`, `tpot_s`}, `share`, `req_s`} (null without bounds),
+  `max_lag_s` (how late a request was sent), `interrupted`; with `--rates`: `interrupted` and
+  `points` [{`rate`, and all the others}]
 - `model show`: what the folder holds, as the plain output
 """
 
@@ -125,6 +132,8 @@ def _value(kind: Any) -> str:
         return "numbers"
     if kind == tuple[str, ...]:
         return "text"
+    if kind == tuple[Path, ...]:
+        return "paths"
     if options:
         return _value(options[0])
     if issubclass(kind, StrEnum):
