@@ -70,10 +70,11 @@ def checks(
 
 
 def _requests() -> list[Request]:
-    """Greedy ones with logits, seeded ones with and without, and some that begin alike."""
+    """Greedy ones with logits, seeded ones with and without, and some that look alike."""
     lengths = [*LENGTHS, *reversed(LENGTHS)]
     prompts = [tuple((7 * i + 11 * k) % 320 for k in range(n)) for i, n in enumerate(lengths)]
     prompts += [(*PREFIX, *range(n)) for n in TAILS]
+    prompts += [(first,) * BLOCK_SIZE + PREFIX for first in (8, 9)]  # nothing to share
     return [
         Request(id=i, prompt=prompt, max_tokens=4 + i % 7, sampling=_sampling(i))
         for i, prompt in enumerate(prompts, 1)
@@ -83,9 +84,9 @@ def _requests() -> list[Request]:
 def _sampling(request_id: int) -> Sampling:
     if request_id <= len(LENGTHS):
         return Sampling(return_logits=True)
-    if request_id in SHARING and request_id % 3 == 0:
+    if request_id >= SHARING.start and request_id % 3 == 0:
         return GREEDY
-    logits = request_id not in SHARING and request_id % 2 == 0
+    logits = request_id < SHARING.start and request_id % 2 == 0
     return Sampling(temperature=1.0, seed=request_id, return_logits=logits)
 
 
