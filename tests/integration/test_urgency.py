@@ -88,6 +88,21 @@ def test_the_engine_keeps_the_deadline_by_itself(folder: Path) -> None:
     assert not any(late in plan.ids for plan in plans if plan.sent_s > told_s)
 
 
+def test_the_engine_keeps_the_deadline_of_one_that_waits(folder: Path) -> None:
+    config = local_config(2, kv_tokens=KV_TOKENS, memory="reserve")
+    with live(folder, config, placement=slow_placement()) as front:
+        first = front.submit([A], 200)
+        late = front.submit([A], 200, deadline_s=time.monotonic() + TIMEOUT_S)
+        (answer,) = front.wait([late])
+        num_tokens = len(front.answers[first].tokens)
+        front.wait([first], num_tokens=num_tokens + 2)
+        front.cancel(first)
+        ids = {id for plan in front.trace() for id in plan.ids}
+    assert (answer.reason, answer.tokens) == (FinishReason.DEADLINE, [])
+    assert answer.message == "the deadline passed after 0 tokens"
+    assert ids == {first}
+
+
 def test_urgent_ones_pass_others_in_the_queue(server: Served) -> None:
     """One runs; two wait, then a third of higher priority and a fourth of lower."""
     with server.client() as client, ThreadPoolExecutor(4) as pool:
