@@ -161,9 +161,7 @@ class _Simulation:
     def _answer(self, plan: Plan) -> PlanResult:
         """Answers that stop where the workload says, not where their reservation does."""
         result, stop_at = zeros(plan), self._stop_at
-        ends = {
-            id for id, start, length in _columns(plan) if start + length == stop_at[id]
-        }
+        ends = {id for id, start, length in _columns(plan) if start + length == stop_at[id]}
         result.tokens[:] = [STOP if id in ends else TOKEN for id in result.ids]
         return result
 
