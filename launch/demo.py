@@ -11,7 +11,6 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 
@@ -19,7 +18,7 @@ from orca_dist.cli.answers import Answer, AnswerView, answer_view, results_conso
 from orca_dist.cli.interrupts import interruptible
 from orca_dist.cli.main import ended
 from orca_dist.cli.output import results_only
-from orca_dist.cli.serving import make_server, running_engine
+from orca_dist.cli.serving import ServedModel, make_server, running_engine
 from orca_dist.client import AsyncClient, Chunk, Completion, joined
 from orca_dist.config import EngineConfig, ServerConfig
 from orca_dist.engine.engine import Engine
@@ -55,26 +54,27 @@ def demo(config: EngineConfig) -> int:
     config.check()
     with results_only() as results:
         console = results_console(results)
-        folder = fetch_default_model()
-        say(f"starting Ray for {folder.name}")
-        with running_engine(folder, config, on_progress=say) as engine:
-            rows = asyncio.run(interruptible(talk(engine, folder, console)))
+        model = ServedModel.load(fetch_default_model())
+        say(f"starting Ray for {model.folder.name}")
+        with running_engine(model, config, on_progress=say) as engine:
+            rows = asyncio.run(interruptible(talk(engine, model, console)))
             report(engine, rows, console)
     return 0
 
 
-async def talk(engine: Engine, folder: Path, console: Console) -> list[RequestRow]:
+async def talk(engine: Engine, model: ServedModel, console: Console) -> list[RequestRow]:
     """Serve, and ask everything at once."""
     answers = [Answer(prompt=prompt) for prompt in PROMPTS]
     server = make_server(
         engine,
-        folder,
+        model,
         ServerConfig(port=0),
         max_queue=len(PROMPTS),
         max_queue_tokens=engine.config.max_queue_tokens,
     )
     async with server, AsyncClient(server.address) as client:
-        say(f"serving {folder.name} at {server.address}; asking {len(PROMPTS)} questions at once\n")
+        place = f"{model.folder.name} at {server.address}"
+        say(f"serving {place}; asking {len(PROMPTS)} questions at once\n")
         await client.health()  # connected: what is timed is the questions
         with answer_view(console, answers) as view:
             return await asyncio.gather(*(ask(client, answer, view) for answer in answers))

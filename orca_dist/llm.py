@@ -205,6 +205,11 @@ def resolve_model(model: str | Path) -> Path:
         return folder.resolve()
     if str(model) == DEFAULT_MODEL.name:
         return fetch_default_model()
+    if folder.is_file() and folder.suffix == ".gguf":
+        raise ModelError(
+            f"{model} is a GGUF file: make a folder of it with "
+            f"`orca-dist model convert {model} FOLDER`, and give that"
+        )
     raise ModelError(
         f"{model} is not a folder: give a Hugging Face model folder, or {DEFAULT_MODEL.name}"
     )

@@ -39,6 +39,7 @@ class PagedAttention(Protocol):
         v_BSMD: torch.Tensor,
         context: AttentionContext,
         scale: float,
+        window: int | None = None,
     ) -> torch.Tensor: ...
 
 

@@ -31,8 +31,12 @@ def paged_attention(
     v_BSMD: torch.Tensor,
     context: AttentionContext,
     scale: float,
+    window: int | None = None,
 ) -> torch.Tensor:
-    """Causal attention of every row to its own request's positions; returns [T, N, D]."""
+    """Causal attention of every row to its own request's positions; returns [T, N, D].
+
+    With a window, to the last `window` of them: its own and those just before.
+    """
     split = q_TND.split(context.lengths)
     merged = [
         attend(
@@ -40,6 +44,7 @@ def paged_attention(
             gather(k_BSMD, blocks, start + length),
             gather(v_BSMD, blocks, start + length),
             scale,
+            window,
         )
         for q_LND, blocks, start, length in zip(
             split, context.blocks, context.starts, context.lengths, strict=True
@@ -55,14 +60,21 @@ def gather(cache_BSMD: torch.Tensor, blocks: torch.Tensor, num_tokens: int) -> t
 
 
 def attend(
-    q_LND: torch.Tensor, k_CMD: torch.Tensor, v_CMD: torch.Tensor, scale: float
+    q_LND: torch.Tensor,
+    k_CMD: torch.Tensor,
+    v_CMD: torch.Tensor,
+    scale: float,
+    window: int | None = None,
 ) -> torch.Tensor:
     """One request's last L positions against all its C = start + L; returns [L, N, D].
 
     The query heads of a KV head are laid beside each other, so a decode step is
     a small dense product; longer ones are causal.
     """
-    (L, N, D), (C, M, _) = q_LND.shape, k_CMD.shape
+    L, N, D = q_LND.shape
+    if window is not None:  # nobody sees what lies before the first row's window
+        k_CMD, v_CMD = k_CMD[-(L + window - 1) :], v_CMD[-(L + window - 1) :]
+    C, M, _ = k_CMD.shape
     if L == 1:
         out = scaled_dot_product_attention(
             q_LND.view(1, M, N // M, D),
@@ -71,18 +83,20 @@ def attend(
             scale=scale,
         )
         return out.reshape(1, N, D)
+    is_plain = C == L and (window is None or window >= C)
     out = scaled_dot_product_attention(
         q_LND.transpose(0, 1).unsqueeze(0),
         k_CMD.repeat_interleave(N // M, dim=1).transpose(0, 1).unsqueeze(0),
         v_CMD.repeat_interleave(N // M, dim=1).transpose(0, 1).unsqueeze(0),
-        attn_mask=None if C == L else _causal(L, C, q_LND.device),
-        is_causal=C == L,
+        attn_mask=None if is_plain else _seen(L, C, window, q_LND.device),
+        is_causal=is_plain,
         scale=scale,
     )
     return out.squeeze(0).transpose(0, 1)
 
 
-def _causal(num_rows: int, num_tokens: int, device: torch.device) -> torch.Tensor:
-    """Row i sees the tokens up to position num_tokens - num_rows + i."""
-    full = torch.ones(num_rows, num_tokens, dtype=torch.bool, device=device)
-    return full.tril(num_tokens - num_rows)
+def _seen(num_rows: int, num_tokens: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """Row i sees the tokens up to position num_tokens - num_rows + i, at most `window`."""
+    last = num_tokens - num_rows
+    seen = torch.ones(num_rows, num_tokens, dtype=torch.bool, device=device).tril(last)
+    return seen if window is None else seen.triu(last - window + 1)

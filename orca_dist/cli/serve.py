@@ -51,17 +51,17 @@ class Serve:
 
 
 def _serve(command: Serve, runner: asyncio.Runner, results: TextIO) -> int:
-    from orca_dist.cli.serving import make_server, running_engine
+    from orca_dist.cli.serving import ServedModel, make_server, running_engine
     from orca_dist.llm import resolve_model
     from orca_dist.server import listen
 
     listener = runner.run(listen(command.server))
     try:
-        folder = resolve_model(command.model)
-        with running_engine(folder, command.engine, command.log) as engine:
+        model = ServedModel.load(resolve_model(command.model))
+        with running_engine(model, command.engine, command.log) as engine:
             server = make_server(
                 engine,
-                folder,
+                model,
                 command.server,
                 max_queue=command.engine.max_queue,
                 max_queue_tokens=command.engine.max_queue_tokens,

@@ -19,6 +19,8 @@ from orca_dist.errors import ConfigError
 DESCRIPTION = "Serve language models over a pipeline of stages. --version prints the version."
 RULE = re.compile(r"^─+$")
 FLAG = re.compile(r"^--[\w-]+")
+UNKNOWN_WORD = re.compile(r"Unrecognized options: ([^-,\s][^,]*)")  # a word, not a flag
+SUBCOMMANDS = "Available subcommands: "
 MARKERS = (
     tyro.conf.CascadeSubcommandArgs,  # model fetch --log-level debug
     tyro.conf.OmitArgPrefixes,
@@ -58,9 +60,11 @@ def _check_name(commands: Mapping[str, Any], arguments: Sequence[str]) -> None:
     """A first word that is no flag has to be a command."""
     word = next(iter(arguments), "-")
     if not word.startswith("-") and word not in commands:
-        raise ConfigError(
-            f"{word}: no such command{near(word, commands)}; choose one of {', '.join(commands)}"
-        )
+        raise ConfigError(_no_command(word, list(commands)))
+
+
+def _no_command(word: str, known: Sequence[str]) -> str:
+    return f"{word}: no such command{near(word, known)}; choose one of {', '.join(known)}"
 
 
 def _one_line(box: str) -> str:
@@ -68,11 +72,14 @@ def _one_line(box: str) -> str:
     first, *others = _paragraphs(box)
     message = " ".join(first).rstrip(".")
     for paragraph in others:
+        text = " ".join(paragraph)
         flags = [match[0] for line in paragraph if (match := FLAG.match(line))]
-        if paragraph[0].startswith("Perhaps you meant") and flags:
+        if text.startswith("Perhaps you meant") and flags:
             message += f"; did you mean {' or '.join(dict.fromkeys(flags))}?"
-        elif paragraph[0].startswith("Available subcommands"):
-            message += f"; {' '.join(paragraph)}"
+        elif text.startswith(SUBCOMMANDS):
+            if word := UNKNOWN_WORD.match(message):
+                return _no_command(word[1], text.removeprefix(SUBCOMMANDS).split(", "))
+            message += f"; {text}"
     return f"{message}; see orca-dist --help"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -14,13 +13,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from orca_dist.bootstrap import StageBootstrap
+from orca_dist.engine.last_lines import NUM_LAST_LINES, tell_last_lines
 from orca_dist.engine.pipeline import OnDeath
-
-log = logging.getLogger(__name__)
 
 STAGE_MODULE = "orca_dist.stage.process"
 LEAVE_TIMEOUT_S = 5.0
-NUM_LAST_LINES = 50
+HUNG_UP = 1  # the exit code of a stage whose master is gone
 
 
 class LocalPlacement:
@@ -31,22 +29,31 @@ class LocalPlacement:
     def __init__(self, module: str = STAGE_MODULE) -> None:
         self._module = module
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._watchers: list[threading.Thread] = []
         self._closing = False
+        self._killed: set[int] = set()  # pids, by us
 
     def launch(self, bootstraps: Sequence[StageBootstrap], on_death: OnDeath) -> None:
         for bootstrap in bootstraps:
             process = self._spawn(replace(bootstrap, host=self.control_host))
             self._processes.append(process)
-            threading.Thread(
+            watcher = threading.Thread(
                 target=self._watch, args=(process, bootstrap.stage, on_death), daemon=True
-            ).start()
+            )
+            watcher.start()
+            self._watchers.append(watcher)
 
     def close(self) -> None:
-        """Closed stages leave by themselves; those that are stuck or stopped are killed."""
+        """Closed stages leave by themselves; those that are stuck or stopped are killed.
+
+        What the dead printed last has been told when this returns.
+        """
         self._closing = True
         deadline = time.monotonic() + LEAVE_TIMEOUT_S
         for process in self._processes:
-            _end(process, max(0.0, deadline - time.monotonic()))
+            self._end(process, max(0.0, deadline - time.monotonic()))
+        for watcher in self._watchers:
+            watcher.join(max(0.0, deadline - time.monotonic()))
 
     def _spawn(self, bootstrap: StageBootstrap) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
@@ -64,9 +71,21 @@ class LocalPlacement:
     def _watch(self, process: subprocess.Popen[bytes], stage: int, on_death: OnDeath) -> None:
         last_lines = _pass_on(process)
         code = process.wait()
-        if code and last_lines and not self._closing:
-            log.error("the last lines of stage %d:\n%s", stage, "".join(last_lines).rstrip())
+        if code and not self._is_our_doing(process.pid, code):
+            tell_last_lines(stage, last_lines)
         on_death(stage, f"its process ended with {_ending(code)}")
+
+    def _is_our_doing(self, pid: int, code: int) -> bool:
+        """A stage may die just before we close: by its own code alone it is told apart."""
+        return pid in self._killed or (self._closing and code == HUNG_UP)
+
+    def _end(self, process: subprocess.Popen[bytes], timeout_s: float) -> None:
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._killed.add(process.pid)
+            process.kill()
+            process.wait()
 
 
 def _import_path() -> str:
@@ -81,7 +100,7 @@ def _pass_on(process: subprocess.Popen[bytes]) -> deque[str]:
     with process.stdout as output:
         for data in output:
             line = data.decode(errors="replace")
-            last_lines.append(line)
+            last_lines.append(line.rstrip("\n"))
             sys.stderr.write(line)
             sys.stderr.flush()
     return last_lines
@@ -89,11 +108,3 @@ def _pass_on(process: subprocess.Popen[bytes]) -> deque[str]:
 
 def _ending(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
-
-
-def _end(process: subprocess.Popen[bytes], timeout_s: float) -> None:
-    try:
-        process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -29,6 +30,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orca_dist.bootstrap import StageBootstrap
+from orca_dist.engine.last_lines import tell_end_of_file
 from orca_dist.engine.pipeline import OnDeath
 from orca_dist.errors import StartupError
 
@@ -36,8 +38,10 @@ log = logging.getLogger(__name__)
 
 LEAVE_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 10.0
+PLACE_TIMEOUT_S = 1.0  # the answer has come with the stage's start, if it came at all
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 80 * 2**20  # the smallest that Ray takes; no object ever goes there
+RAY_MARKS = (":job_id:", ":actor_name:", ":task_name:")  # lines of Ray's own in a worker's output
 MAX_TEMP_DIR_LEN = 40  # Ray's socket paths below it must stay within 107 bytes
 
 
@@ -65,8 +69,9 @@ class RayPlacement:
         self._private_dir = "" if config.address else _short_temp_dir()
         self._group: Any = None
         self._actors: list[Any] = []
-        self._serving: list[Any] = []
+        self._watchers: list[threading.Thread] = []
         self._closed = False
+        self._left = False  # from then on a stage that ends was ended by us
         try:
             self._connect()
         except BaseException:  # an interrupt too: half a Ray is ours to remove
@@ -79,24 +84,39 @@ class RayPlacement:
         for bootstrap in bootstraps:
             actor = self._actor(bootstrap.stage)
             host = "" if self._config.address else LOOPBACK
+            place = actor.stderr_place.remote()  # before serve, behind which it would wait
             serving = actor.serve.remote(replace(bootstrap, host=host))
+            watcher = threading.Thread(
+                target=self._watch, args=(serving, place, bootstrap.stage, on_death), daemon=True
+            )
+            watcher.start()
             self._actors.append(actor)
-            self._serving.append(serving)
-            threading.Thread(
-                target=_watch, args=(serving, bootstrap.stage, on_death), daemon=True
-            ).start()
+            self._watchers.append(watcher)
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        if self._serving and ray.is_initialized():
-            ray.wait(self._serving, num_returns=len(self._serving), timeout=LEAVE_TIMEOUT_S)
+        deadline = time.monotonic() + LEAVE_TIMEOUT_S
+        for watcher in self._watchers:
+            watcher.join(max(0.0, deadline - time.monotonic()))
+        self._left = True
         if self._config.address:
             self._give_back()
         ray.shutdown()
         if self._private_dir:
             shutil.rmtree(self._private_dir, ignore_errors=True)
+
+    def _watch(self, serving: Any, place: Any, stage: int, on_death: OnDeath) -> None:
+        """Waits for the one call that lasts as long as the stage."""
+        try:
+            ray.get(serving)
+        except (ray.exceptions.RayError, ConnectionError) as error:
+            if not self._left:
+                _tell_last_lines(stage, place)
+            on_death(stage, _reason(error))
+        else:
+            on_death(stage, "its actor ended")
 
     # ---- connecting ----------------------------------------------------
 
@@ -200,14 +220,14 @@ def _check_reachable(address: str) -> None:
         ) from None
 
 
-def _watch(serving: Any, stage: int, on_death: OnDeath) -> None:
-    """Waits for the one call that lasts as long as the stage."""
+def _tell_last_lines(stage: int, place: Any) -> None:
+    """What the stage wrote to stderr last; `place` is to become what stderr_place returns."""
     try:
-        ray.get(serving)
-    except (ray.exceptions.RayError, ConnectionError) as error:
-        on_death(stage, _reason(error))
-    else:
-        on_death(stage, "its actor ended")
+        node, path = ray.get(place, timeout=PLACE_TIMEOUT_S)
+    except (ray.exceptions.RayError, ConnectionError):
+        return  # it died before it could tell
+    if path.startswith("/"):  # else a pipe, which somebody has read
+        tell_end_of_file(stage, node, Path(path), without=RAY_MARKS)
 
 
 def _reason(error: Exception) -> str:

@@ -1,8 +1,8 @@
-"""A stage's slice of a llama-like decoder, run on a flat mixed batch.
+"""A stage's slice of a decoder of any family, run on a flat mixed batch.
 
-Knows the maths and its weights' names; knows nothing of plans, sampling or other
-stages. Shapes: T rows, H hidden, N query heads, M KV heads, D head size, R rows
-that sample, V vocabulary.
+Knows the maths and its weights' names; how families differ is in their specs. Knows
+nothing of plans, sampling or other stages. Shapes: T rows, H hidden, N query heads,
+M KV heads, D head size, R rows that sample, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,8 +14,17 @@ from typing import Protocol
 import torch
 from orca_kernels import AttentionBackend, AttentionContext
 
-from orca_dist.models.layers import Linear, Rotary, rms_norm, silu_mul
-from orca_dist.spec import ModelSpec
+from orca_dist.models.layers import (
+    Linear,
+    Rotary,
+    Rotation,
+    rms_norm,
+    rotate,
+    scaled,
+    silu_mul,
+)
+from orca_dist.models.rope import inverse_frequencies
+from orca_dist.spec import ModelSpec, NormPlacement
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -27,15 +36,19 @@ class KVCache(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerWeights:
-    """One decoder layer; q/k/v and gate/up are fused."""
+class Layer:
+    """One decoder layer; q/k/v and gate/up are fused. `window` in positions; None: it sees all."""
 
-    input_norm: torch.Tensor
+    attention_norm: torch.Tensor
     qkv: Linear
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
     o: Linear
-    post_norm: torch.Tensor
+    mlp_norm: torch.Tensor
     gate_up: Linear
     down: Linear
+    window: int | None
+    is_rotated: bool
 
 
 class Decoder:
@@ -52,23 +65,23 @@ class Decoder:
         dtype: torch.dtype,
     ) -> None:
         self.spec = spec
-        self._layers = {index: _layer(weights, f"layers.{index}.") for index in layers}
+        self._layers = {index: _layer(spec, weights, index) for index in layers}
         self._embed = weights.get("embed")
         self._final_norm = weights.get("final_norm")
         self._lm_head = Linear(weights["lm_head"]) if "lm_head" in weights else None
         self._backend = backend
         self._rotary = Rotary(
-            head_dim=spec.head_dim,
-            theta=spec.rope_theta,
+            inverse_frequencies(spec.rope, spec.head_dim),
             max_len=spec.max_model_len,
-            dtype=dtype,
+            scale=spec.rope.attention_factor,
+            dtype=torch.float32 if spec.rounds_late else dtype,
             device=device,
         )
 
     def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
         """First stage: [T] -> [T, H]."""
         assert self._embed is not None, "only the first stage holds the embedding"
-        return self._embed[token_ids_T]
+        return scaled(self._embed[token_ids_T], self.spec.embedding_multiplier)
 
     def forward(
         self,
@@ -79,48 +92,78 @@ class Decoder:
         on_layer: Callable[[], object],
     ) -> torch.Tensor:
         """This stage's layers: [T, H] -> [T, H]. `on_layer` hears of each before it begins."""
-        eps = self.spec.rms_norm_eps
+        rotation = self._rotary(positions_T)
         for index, layer in self._layers.items():
             on_layer()
-            normed = rms_norm(x_TH, layer.input_norm, eps)
-            x_TH = x_TH + self._attention(normed, layer, positions_T, cache.layer(index), context)
-            normed = rms_norm(x_TH, layer.post_norm, eps)
-            x_TH = x_TH + layer.down(silu_mul(layer.gate_up(normed)))
+            normed = self._before(x_TH, layer.attention_norm)
+            y_TH = self._attention(normed, layer, rotation, cache.layer(index), context)
+            x_TH = x_TH + self._after(y_TH, layer.attention_norm)
+            normed = self._before(x_TH, layer.mlp_norm)
+            y_TH = layer.down(silu_mul(layer.gate_up(normed)))
+            x_TH = x_TH + self._after(y_TH, layer.mlp_norm)
         return x_TH
 
     def logits(self, x_RH: torch.Tensor) -> torch.Tensor:
         """Last stage: the rows that sample, [R, H] -> fp32 [R, V]."""
         assert self._lm_head is not None, "only the last stage holds the head"
         assert self._final_norm is not None
-        normed = rms_norm(x_RH, self._final_norm, self.spec.rms_norm_eps)
-        return self._lm_head(normed).float()
+        logits_RV = self._lm_head(self._norm(x_RH, self._final_norm)).float()
+        return scaled(logits_RV, 1.0 / self.spec.logits_divisor)
+
+    def _norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor) -> torch.Tensor:
+        spec = self.spec
+        return rms_norm(x_TH, weight_H, spec.rms_norm_eps, rounds_late=spec.rounds_late)
+
+    def _before(self, x_TH: torch.Tensor, weight_H: torch.Tensor) -> torch.Tensor:
+        """What goes into attention or MLP."""
+        return self._norm(x_TH, weight_H) if self.spec.norms is NormPlacement.BEFORE else x_TH
+
+    def _after(self, y_TH: torch.Tensor, weight_H: torch.Tensor) -> torch.Tensor:
+        """What attention or MLP adds to its input."""
+        y_TH = self._norm(y_TH, weight_H) if self.spec.norms is NormPlacement.AFTER else y_TH
+        return scaled(y_TH, self.spec.residual_multiplier)
 
     def _attention(
         self,
         x_TH: torch.Tensor,
-        layer: LayerWeights,
-        positions_T: torch.Tensor,
+        layer: Layer,
+        rotation: Rotation,
         cache: tuple[torch.Tensor, torch.Tensor],
         context: AttentionContext,
     ) -> torch.Tensor:
         spec = self.spec
         N, M, D = spec.num_heads, spec.num_kv_heads, spec.head_dim
         q, k, v = layer.qkv(x_TH).split([N * D, M * D, M * D], dim=-1)
-        q_TND = self._rotary(q.unflatten(-1, (N, D)), positions_T)
-        k_TMD = self._rotary(k.unflatten(-1, (M, D)), positions_T)
+        q_TND = self._heads_normed(q, layer.q_norm).view(-1, N, D)
+        k_TMD = self._heads_normed(k, layer.k_norm).view(-1, M, D)
+        if layer.is_rotated:
+            q_TND, k_TMD = rotate(q_TND, rotation), rotate(k_TMD, rotation)
         self._backend.write_kv(k_TMD, v.unflatten(-1, (M, D)), *cache, context)
-        out_TND = self._backend.paged_attention(q_TND, *cache, context, D**-0.5)
+        out_TND = self._backend.paged_attention(
+            q_TND, *cache, context, spec.attention_scale, layer.window
+        )
         return layer.o(out_TND.flatten(1))
 
+    def _heads_normed(self, x_TF: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        """Over as much of a row at a time as the weight is long: one head, or all of them."""
+        if weight is None:
+            return x_TF
+        return self._norm(x_TF.unflatten(-1, (-1, len(weight))), weight)
 
-def _layer(weights: Weights, prefix: str) -> LayerWeights:
-    return LayerWeights(
-        input_norm=weights[prefix + "input_norm"],
+
+def _layer(spec: ModelSpec, weights: Weights, index: int) -> Layer:
+    prefix = f"layers.{index}."
+    return Layer(
+        attention_norm=weights[prefix + "attention_norm"],
         qkv=_fused(weights, prefix, "q", "k", "v"),
+        q_norm=weights.get(prefix + "q_norm"),
+        k_norm=weights.get(prefix + "k_norm"),
         o=_fused(weights, prefix, "o"),
-        post_norm=weights[prefix + "post_norm"],
+        mlp_norm=weights[prefix + "mlp_norm"],
         gate_up=_fused(weights, prefix, "gate", "up"),
         down=_fused(weights, prefix, "down"),
+        window=spec.window(index),
+        is_rotated=spec.is_rotated(index),
     )
 
 

@@ -13,6 +13,8 @@ from torch.nn.functional import linear, silu
 MIN_PACKED_ROWS = 2  # oneDNN takes another kernel, with other rounding, for a single row
 SERIAL_ELEMENTS = 32767  # elementwise operations on more are cut over threads, anywhere in a row
 
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cos and sin, each [T, 1, D]
+
 
 class Linear:
     """y = x W^T + b, with W packed once for oneDNN on CPU."""
@@ -43,11 +45,20 @@ def _can_pack(weight: torch.Tensor) -> bool:
     return weight.dtype is torch.float32
 
 
-def rms_norm(x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x²) + eps) * weight, computed in fp32."""
+def rms_norm(
+    x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float, *, rounds_late: bool = False
+) -> torch.Tensor:
+    """x / sqrt(mean(x²) + eps) * weight, computed in fp32 up to the weight, or with it."""
     wide = x_TH.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return weight_H * (wide * scale).to(x_TH.dtype)
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if rounds_late:
+        return (weight_H * normed).to(x_TH.dtype)
+    return weight_H * normed.to(x_TH.dtype)
+
+
+def scaled(x_TH: torch.Tensor, factor: float) -> torch.Tensor:
+    """x * factor, free of cost where that is x."""
+    return x_TH if factor == 1.0 else x_TH * factor
 
 
 def silu_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
@@ -65,24 +76,34 @@ def _silu(x_TF: torch.Tensor) -> torch.Tensor:
 
 
 class Rotary:
-    """Rotary position embedding: angle = position * theta^(-2i/D), halves rotated."""
+    """The rotation of each position: cos and sin of its angles, looked up in tables."""
 
     def __init__(
         self,
+        inverse_I: torch.Tensor,
         *,
-        head_dim: int,
-        theta: float,
         max_len: int,
+        scale: float,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        inverse = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-        angles = torch.arange(max_len, dtype=torch.float32)[:, None] * inverse
-        both = torch.cat([angles, angles], dim=-1)
-        self._cos = both.cos().to(device, dtype)
-        self._sin = both.sin().to(device, dtype)
+        """`inverse_I` are a head's D / 2 frequencies; `scale` multiplies cos and sin.
 
-    def __call__(self, x_TND: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
-        cos, sin = self._cos[positions_T, None], self._sin[positions_T, None]
-        left, right = x_TND.chunk(2, dim=-1)
-        return x_TND * cos + torch.cat([-right, left], dim=-1) * sin
+        Heads of less precision than `dtype` are rotated in it, and rounded after that.
+        """
+        angles = torch.arange(max_len, dtype=torch.float32)[:, None] * inverse_I
+        self._cos = (angles.cos() * scale).to(device, dtype)
+        self._sin = (angles.sin() * scale).to(device, dtype)
+
+    def __call__(self, positions_T: torch.Tensor) -> Rotation:
+        """For each row of the batch; the same for all layers."""
+        halves = (self._cos[positions_T, None], self._sin[positions_T, None])
+        cos, sin = (torch.cat([half, half], dim=-1) for half in halves)
+        return cos, sin
+
+
+def rotate(x_TND: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """Turns each pair (i, i + D / 2) of every head by its angle."""
+    cos, sin = rotation
+    left, right = x_TND.chunk(2, dim=-1)
+    return (x_TND * cos + torch.cat([-right, left], dim=-1) * sin).to(x_TND.dtype)

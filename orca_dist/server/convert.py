@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from orca_dist import __version__
 from orca_dist.answers import Piece
@@ -31,12 +32,28 @@ FINISH_REASONS = {
 
 
 def parse(kind: type[M], data: bytes) -> M:
-    """The message in `data`; raises InvalidRequest where it isn't one."""
+    """The message in `data`; raises InvalidRequest where it isn't one, or has unknown fields."""
     try:
-        return kind.FromString(data)
+        message = kind.FromString(data)
     except DecodeError as error:
         name = kind.DESCRIPTOR.full_name
         raise InvalidRequest("request", f"is not a valid {name}: {error}") from None
+    _refuse_unknown(message)
+    return message
+
+
+def _refuse_unknown(message: Message) -> None:
+    """What a newer client asks for and we don't know of is refused, never passed over."""
+    for field in UnknownFieldSet(message):
+        raise InvalidRequest(
+            "request",
+            f"field {field.field_number} of {message.DESCRIPTOR.full_name} is not known to "
+            f"orca-dist {__version__}: leave it out, or update the server",
+        )
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is not None:
+            for inner in [value] if isinstance(value, Message) else value:
+                _refuse_unknown(inner)
 
 
 def request_id(request: pb.GenerateRequest | pb.AbortRequest) -> str:

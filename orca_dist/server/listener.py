@@ -11,6 +11,7 @@ import grpc
 
 from orca_dist.config import ServerConfig
 from orca_dist.errors import ConfigError, StartupError
+from orca_dist.server.callers_faults import quiet_callers_faults
 
 MAX_REQUEST_BYTES = 16 * 2**20
 MAX_PORT = 65535
@@ -40,6 +41,7 @@ async def listen(config: ServerConfig) -> Listener:
         raise ConfigError(f"port = {config.port}: must be in 0..{MAX_PORT}")
     wanted = join_address(config.host, config.port)
     _try_port(config.host, config.port)
+    quiet_callers_faults()
     server = grpc.aio.server(options=OPTIONS)
     try:
         port = server.add_insecure_port(wanted)

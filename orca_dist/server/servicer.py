@@ -75,11 +75,13 @@ class GenerateServicer:
     async def server_info(self, data: bytes, context: Context) -> pb.ServerInfoResponse:
         """ServerInfo."""
         async with self._call(context):
+            convert.parse(pb.ServerInfoRequest, data)
             return self._info()
 
     async def model_info(self, data: bytes, context: Context) -> pb.ModelInfoResponse:
         """ModelInfo."""
         async with self._call(context):
+            convert.parse(pb.ModelInfoRequest, data)
             return self._model()
 
     async def tokenize(self, data: bytes, context: Context) -> pb.TokenizeResponse:

@@ -6,6 +6,7 @@ actor dies, and no Ray call happens between two tokens.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import ray
@@ -16,6 +17,10 @@ from orca_dist.bootstrap import StageBootstrap
 @ray.remote(max_restarts=0, max_task_retries=0)
 class StageActor:
     """One stage on one bundle of the placement group."""
+
+    def stderr_place(self) -> tuple[str, str]:
+        """This node's address, and the file that takes what the process writes to stderr."""
+        return ray.util.get_node_ip_address(), os.readlink("/proc/self/fd/2")
 
     def serve(self, bootstrap: StageBootstrap) -> bool:
         """Runs the stage; True when the master closed it."""

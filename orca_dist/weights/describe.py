@@ -21,9 +21,14 @@ def describe(folder: Path) -> dict[str, Any]:
     headers = check_folder(folder, spec)
     return {
         "folder": str(folder),
-        **asdict(spec),
+        **asdict(spec, dict_factory=_plain),
         "parameters": sum(prod(header.shape) for header in headers.values()),
         "weights_bytes": sum(header.num_bytes for header in headers.values()),
         "tensors_by_dtype": dict(Counter(header.dtype for header in headers.values())),
         "shards": sorted({header.shard for header in headers.values()}),
     }
+
+
+def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Members of a StrEnum as their text, also where a dict is printed."""
+    return {key: str(value) if isinstance(value, str) else value for key, value in items}

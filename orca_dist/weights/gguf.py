@@ -13,12 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from orca_dist.errors import ModelError
 from orca_dist.spec import ModelSpec, parse_spec
 from orca_dist.weights.atomic import new_folder
 from orca_dist.weights.gguf_file import GgufFile
+from orca_dist.weights.gguf_rope import DIVISORS, rope_parameters
 from orca_dist.weights.gguf_text import eos_token_ids, write_tokenizer
 from orca_dist.weights.gguf_weights import MAX_SHARD_BYTES, SUPPORTED_TYPES, write_weights
 from orca_dist.weights.names import gguf_tensors, model_tensors, tensor_shapes
@@ -50,26 +49,27 @@ def write_model(source: GgufFile, folder: Path, *, max_shard_bytes: int = MAX_SH
 
 def _config(source: GgufFile) -> dict[str, Any]:
     _refuse_unsupported(source)
-    heads = _count(source, "llama.attention.head_count")
-    hidden = _count(source, "llama.embedding_length")
-    head_dim = _count(source, "llama.attention.key_length", hidden // heads)
-    _refuse_partial_rotary(source, head_dim)
-    rope_theta = _rounded(source.get("llama.rope.freq_base", 10000.0))
+    heads = source.count("llama.attention.head_count")
+    hidden = source.count("llama.embedding_length")
+    head_dim = source.count("llama.attention.key_length", hidden // heads)
+    max_len = source.count("llama.context_length")
+    rope = rope_parameters(source, head_dim=head_dim, max_len=max_len)
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": source.shape("token_embd.weight")[0],
         "hidden_size": hidden,
-        "intermediate_size": _count(source, "llama.feed_forward_length"),
-        "num_hidden_layers": _count(source, "llama.block_count"),
+        "intermediate_size": source.count("llama.feed_forward_length"),
+        "num_hidden_layers": source.count("llama.block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": _count(source, "llama.attention.head_count_kv", heads),
+        "num_key_value_heads": source.count("llama.attention.head_count_kv", heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
-        "max_position_embeddings": _count(source, "llama.context_length"),
-        "rms_norm_eps": _rounded(source.need("llama.attention.layer_norm_rms_epsilon")),
-        "rope_theta": rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": rope_theta},
+        "max_position_embeddings": max_len,
+        "rms_norm_eps": source.number("llama.attention.layer_norm_rms_epsilon"),
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": None if rope["rope_type"] == "default" else rope,  # the older dialect
+        "rope_parameters": rope,
         "attention_bias": _any_bias(source, "attn"),
         "mlp_bias": _any_bias(source, "ffn"),
         "tie_word_embeddings": "output.weight" not in source.tensors,
@@ -79,41 +79,27 @@ def _config(source: GgufFile) -> dict[str, Any]:
 
 
 def _refuse_unsupported(source: GgufFile) -> None:
+    _refuse_part(source)
     architecture = source.get("general.architecture")
     if architecture != "llama":
         raise ModelError(
             f"{source.path}: architecture {architecture!r} is not supported; supported: llama"
         )
-    if source.get("split.count", 0) > 1:
-        raise ModelError(f"{source.path} is one part of several: merge them into one file first")
     if source.get("llama.expert_count", 0) > 0:
         raise ModelError(f"{source.path}: mixture-of-experts models are not supported")
-    scaling = source.get("llama.rope.scaling.type", "none")
-    if scaling != "none":
-        raise ModelError(f"{source.path}: rope scaling {scaling!r} is not supported")
     if "token_embd.weight" not in source.tensors:
         raise ModelError(f"{source.path}: the tensor token_embd.weight is missing")
 
 
-def _refuse_partial_rotary(source: GgufFile, head_dim: int) -> None:
-    rotary = source.get("llama.rope.dimension_count", head_dim)
-    if rotary != head_dim:
+def _refuse_part(source: GgufFile) -> None:
+    """Parts but the first hold little metadata, so this is the first question to ask."""
+    num_parts = source.get("split.count", 0)
+    if num_parts > 1:
         raise ModelError(
-            f"{source.path}: rotary embedding of {rotary} of {head_dim} head dimensions "
-            "is not supported; it must cover all of them"
+            f"{source.path} is part {source.get('split.no', 0) + 1} of {num_parts} of one model: "
+            "merge them (llama.cpp's `llama-gguf-split --merge FIRST_PART MERGED.gguf`) and "
+            "convert the merged file"
         )
-
-
-def _count(source: GgufFile, key: str, default: int | None = None) -> int:
-    value = source.need(key) if default is None else source.get(key, default)
-    if not isinstance(value, int) or value < 1:
-        raise ModelError(f"{source.path}: {key} = {value!r}: needs a positive whole number")
-    return value
-
-
-def _rounded(value: float) -> float:
-    """The shortest decimal of a float32: 1e-05 rather than 9.999999747378752e-06."""
-    return float(str(np.float32(value)))
 
 
 def _any_bias(source: GgufFile, part: str) -> bool:
@@ -134,7 +120,8 @@ def _token_config(source: GgufFile) -> dict[str, Any]:
 def _tensors(source: GgufFile, spec: ModelSpec) -> dict[str, str]:
     """Hugging Face's name -> GGUF's, of exactly the tensors that the model needs."""
     table = gguf_tensors(spec.num_layers)
-    for name, tensor in source.tensors.items():
+    stored = {name: tensor for name, tensor in source.tensors.items() if name != DIVISORS}
+    for name, tensor in stored.items():
         if name not in table:
             raise ModelError(f"{source.path}: the tensor {name} has no place in a llama model")
         if tensor.tensor_type not in SUPPORTED_TYPES:
@@ -143,7 +130,7 @@ def _tensors(source: GgufFile, spec: ModelSpec) -> dict[str, str]:
                 f"{source.path}: the tensor {name} is {tensor.tensor_type.name}, "
                 f"which is not supported; supported: {supported}"
             )
-    by_hf = {table[name]: name for name in source.tensors}
+    by_hf = {table[name]: name for name in stored}
     shapes = tensor_shapes(spec, model_tensors(spec, by_hf))
     for hf, shape in shapes.items():
         _check_tensor(source, hf, by_hf.get(hf), shape)

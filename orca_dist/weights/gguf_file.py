@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from gguf import GGUFReader, ReaderTensor
 
 from orca_dist.errors import ModelError
@@ -31,9 +32,28 @@ class GgufFile:
             raise ModelError(f"{self.path}: the metadata key {key} is missing")
         return value
 
+    def count(self, key: str, default: int | None = None) -> int:
+        """A size or count; raises ModelError where it is missing without a default, or not one."""
+        value = self.need(key) if default is None else self.get(key, default)
+        if not isinstance(value, int) or value < 1:
+            raise ModelError(f"{self.path}: {key} = {value!r}: needs a positive whole number")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """As `count`, of a float32."""
+        value = self.need(key) if default is None else self.get(key, default)
+        if not isinstance(value, int | float):
+            raise ModelError(f"{self.path}: {key} = {value!r}: needs a number")
+        return shortest(value)
+
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape, outermost dimension first (GGUF lists it last)."""
         return tuple(int(size) for size in reversed(self.tensors[name].shape))
+
+
+def shortest(value: float) -> float:
+    """The shortest decimal of a float32: 1e-05 rather than 9.999999747378752e-06."""
+    return float(str(np.float32(value)))
 
 
 def _open(path: Path) -> GGUFReader:

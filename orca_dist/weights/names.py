@@ -1,4 +1,4 @@
-"""The names of a llama-like model's tensors: ours, Hugging Face's and GGUF's, as tables.
+"""The names of a decoder's tensors: ours, Hugging Face's and GGUF's, as tables.
 
 Ours are `embed`, `layers.{i}.q` with i counted over the whole model, `final_norm`,
 `lm_head`. Says which of them a stage holds and what shape each has. Knows nothing
@@ -10,33 +10,39 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 
 from orca_dist.errors import ModelError
-from orca_dist.spec import ModelSpec
+from orca_dist.spec import ATTENTION, MLP, ModelSpec, NormPlacement, QkNorm
 
 EMBED = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 LM_HEAD = "lm_head.weight"
 
-ATTENTION = ("q", "k", "v", "o")
-MLP = ("gate", "up", "down")
-
-_HF_MODULES: Mapping[str, str] = {
-    "input_norm": "input_layernorm",
+_HF_PROJECTIONS: Mapping[str, str] = {
     "q": "self_attn.q_proj",
     "k": "self_attn.k_proj",
     "v": "self_attn.v_proj",
     "o": "self_attn.o_proj",
-    "post_norm": "post_attention_layernorm",
     "gate": "mlp.gate_proj",
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
+_HF_NORMS: Mapping[NormPlacement, Mapping[str, str]] = {
+    NormPlacement.BEFORE: {
+        "attention_norm": "input_layernorm",
+        "mlp_norm": "post_attention_layernorm",
+    },
+    NormPlacement.AFTER: {
+        "attention_norm": "post_attention_layernorm",
+        "mlp_norm": "post_feedforward_layernorm",
+    },
+}
+_HF_QK_NORMS: Mapping[str, str] = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
 _GGUF_MODULES: Mapping[str, str] = {
-    "input_norm": "attn_norm",
+    "attention_norm": "attn_norm",
     "q": "attn_q",
     "k": "attn_k",
     "v": "attn_v",
     "o": "attn_output",
-    "post_norm": "ffn_norm",
+    "mlp_norm": "ffn_norm",
     "gate": "ffn_gate",
     "up": "ffn_up",
     "down": "ffn_down",
@@ -76,19 +82,21 @@ def tensor_shapes(spec: ModelSpec, names: Mapping[str, str]) -> dict[str, tuple[
 def gguf_tensors(num_layers: int) -> dict[str, str]:
     """GGUF name -> Hugging Face's, of every tensor that a llama may have, biases too."""
     tensors = dict(_GGUF_TOP)
+    modules = {**_HF_PROJECTIONS, **_HF_NORMS[NormPlacement.BEFORE]}
     for index in range(num_layers):
         for name, module in _GGUF_MODULES.items():
             for kind in ("weight", "bias"):
-                hf = f"model.layers.{index}.{_HF_MODULES[name]}.{kind}"
+                hf = f"model.layers.{index}.{modules[name]}.{kind}"
                 tensors[f"blk.{index}.{module}.{kind}"] = hf
     return tensors
 
 
 def _layer(spec: ModelSpec, index: int) -> dict[str, str]:
     prefix = f"model.layers.{index}."
-    names = {name: f"{prefix}{module}.weight" for name, module in _HF_MODULES.items()}
-    biased = (ATTENTION if spec.attention_bias else ()) + (MLP if spec.mlp_bias else ())
-    return names | {f"{name}_bias": f"{prefix}{_HF_MODULES[name]}.bias" for name in biased}
+    qk_norms = {} if spec.qk_norm is QkNorm.NONE else _HF_QK_NORMS
+    modules = {**_HF_PROJECTIONS, **_HF_NORMS[spec.norms], **qk_norms}
+    weights = {name: f"{prefix}{module}.weight" for name, module in modules.items()}
+    return weights | {f"{name}_bias": f"{prefix}{modules[name]}.bias" for name in spec.biases}
 
 
 def _head(spec: ModelSpec, available: Container[str]) -> str:
@@ -117,6 +125,11 @@ def _local_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         "up": (inner, hidden),
         "down": (hidden, inner),
     }
-    norms = dict.fromkeys(("input_norm", "post_norm", "final_norm"), (hidden,))
+    norms = dict.fromkeys(("attention_norm", "mlp_norm", "final_norm"), (hidden,))
+    is_full = spec.qk_norm is QkNorm.FULL
+    qk_norms = {
+        "q_norm": (q_size if is_full else spec.head_dim,),
+        "k_norm": (kv_size if is_full else spec.head_dim,),
+    }
     biases = {f"{name}_bias": matrices[name][:1] for name in ATTENTION + MLP}
-    return {**matrices, **norms, **biases}
+    return {**matrices, **norms, **qk_norms, **biases}

@@ -1,7 +1,7 @@
 """A stage dies or stops: every caller is told, soon, and nothing is left running.
 
-Local processes; the same for Ray actors is in test_ray.py. No replacement is
-made: a lost stage ends the pipeline.
+Local processes; the same for Ray actors is in test_ray.py, for a whole server in
+test_serve_loss.py. No replacement is made: a lost stage ends the pipeline.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from orca_dist.engine.local_pipeline import LocalPlacement
-from orca_dist.errors import PipelineLost, StartupError
+from orca_dist.errors import PipelineLost
 from tests.fixtures.checkpoints import loud_llama
 from tests.fixtures.live import Front, live, local_config
 
@@ -44,12 +44,6 @@ def test_killed_while_serving(folder: Path, stage: int, caplog: pytest.LogCaptur
     _nothing_left(front)
 
 
-def test_killed_while_idle(folder: Path) -> None:
-    with live(folder, local_config(3)) as front:
-        _kill_and_wait(front, 1, signal.SIGKILL)
-    _nothing_left(front)
-
-
 def test_stopped(folder: Path) -> None:
     """SIGSTOP: noticed by the missing heartbeat; a late SIGCONT brings nothing back."""
     with live(folder, local_config(3, heartbeat_s=2.0)) as front:
@@ -62,18 +56,6 @@ def test_stopped(folder: Path) -> None:
         time.sleep(1.0)
         assert [len(front.answers[request_id].tokens) for request_id in ids] == counts
     _nothing_left(front)
-
-
-def test_load_failure_ends_the_start(folder: Path, tmp_path: Path) -> None:
-    """A stage that can't load says why, and the others go down with it."""
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
-    with (
-        pytest.raises(StartupError, match=r"stage 1 .*no room on this shelf"),
-        live(folder, local_config(2), placement=LocalPlacement("tests.fixtures.broken_stage")),
-    ):
-        pass
-    after = {child.pid for child in psutil.Process().children(recursive=True)}
-    assert after <= before
 
 
 def _kill_and_wait(front: Front, stage: int, how: signal.Signals) -> PipelineLost:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 
 import psutil
 import pytest
@@ -129,11 +131,13 @@ def test_four_batches_in_flight(server: Served) -> None:
 
 def test_killed_actor_ends_every_call(server: Served) -> None:
     """The last test of the module: kills stage 1 under load, then nothing serves any more."""
-    with server.client() as client:
+    with server.client() as client, _errors() as errors:
         streams = [client.stream([5, 9, i], SamplingParams(max_tokens=200)) for i in range(4)]
         for stream in streams:
             next(stream)
-        os.kill(server.engine.info().stages[1].pid, signal.SIGKILL)
+        pid = server.engine.info().stages[1].pid
+        _write_to_stderr(pid, [f"line {number}" for number in range(60)])
+        os.kill(pid, signal.SIGKILL)
         killed = time.monotonic()
         for stream in streams:
             with pytest.raises(PipelineLost, match="stage 1"):
@@ -142,3 +146,30 @@ def test_killed_actor_ends_every_call(server: Served) -> None:
         assert client.health() is False
         with pytest.raises(PipelineLost, match="stage 1"):
             client.generate([5], SamplingParams(max_tokens=2))
+        first, *lines = _awaited(errors, "the last lines of stage").splitlines()
+        assert first == "the last lines of stage 1:"
+        assert lines == [f"line {number}" for number in range(10, 60)]
+
+
+@contextmanager
+def _errors() -> Iterator[SimpleQueue[str]]:
+    """What is logged as an error in the block, as it comes."""
+    messages: SimpleQueue[str] = SimpleQueue()
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: messages.put(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    try:
+        yield messages
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+def _awaited(messages: SimpleQueue[str], start: str) -> str:
+    """The next message that begins so."""
+    return next(m for m in iter(lambda: messages.get(timeout=10), None) if m.startswith(start))
+
+
+def _write_to_stderr(pid: int, lines: list[str]) -> None:
+    """As if the process had written them."""
+    with Path(f"/proc/{pid}/fd/2").open("a") as stderr:
+        stderr.writelines(f"{line}\n" for line in lines)

@@ -21,16 +21,21 @@ def noise(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tor
 
 
 def naive(
-    q_LND: torch.Tensor, k_CMD: torch.Tensor, v_CMD: torch.Tensor, scale: float
+    q_LND: torch.Tensor,
+    k_CMD: torch.Tensor,
+    v_CMD: torch.Tensor,
+    scale: float,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Row by row and head by head, in double."""
     (num_rows, num_heads, _), (num_tokens, num_kv_heads, _) = q_LND.shape, k_CMD.shape
     out = torch.empty(q_LND.shape, dtype=torch.double)
     for row in range(num_rows):
-        seen = num_tokens - num_rows + row + 1
+        end = num_tokens - num_rows + row + 1
+        seen = slice(max(0, end - (window or end)), end)
         for head in range(num_heads):
             kv_head = head // (num_heads // num_kv_heads)
-            k, v = k_CMD[:seen, kv_head].double(), v_CMD[:seen, kv_head].double()
+            k, v = k_CMD[seen, kv_head].double(), v_CMD[seen, kv_head].double()
             weights = torch.softmax(k @ q_LND[row, head].double() * scale, dim=0)
             out[row, head] = weights @ v
     return out
@@ -48,15 +53,21 @@ def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(3, 3), (4, 2), (4, 1), (8, 2)])
 @pytest.mark.parametrize("start", [0, 1, 37])
 @pytest.mark.parametrize("length", [1, 2, 19])
+@pytest.mark.parametrize("window", [None, 1, 5, 19, 100])
 def test_attend_is_causal_softmax(
-    dtype: torch.dtype, num_heads: int, num_kv_heads: int, start: int, length: int
+    dtype: torch.dtype,
+    num_heads: int,
+    num_kv_heads: int,
+    start: int,
+    length: int,
+    window: int | None,
 ) -> None:
     q_LND = noise(length, num_heads, HEAD_DIM, dtype=dtype)
     k_CMD = noise(start + length, num_kv_heads, HEAD_DIM, dtype=dtype, seed=1)
     v_CMD = noise(start + length, num_kv_heads, HEAD_DIM, dtype=dtype, seed=2)
-    out_LND = attend(q_LND, k_CMD, v_CMD, 0.3)
+    out_LND = attend(q_LND, k_CMD, v_CMD, 0.3, window)
     assert (out_LND.dtype, out_LND.shape) == (dtype, q_LND.shape)
-    close(out_LND, naive(q_LND, k_CMD, v_CMD, 0.3))
+    close(out_LND, naive(q_LND, k_CMD, v_CMD, 0.3, window))
 
 
 def test_no_row_sees_what_comes_after_it() -> None:

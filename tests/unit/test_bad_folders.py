@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from orca_dist.config import EngineConfig
 from orca_dist.engine.engine import Engine
@@ -62,6 +63,37 @@ def cut(folder: Path) -> None:
     os.truncate(folder / WEIGHTS, (folder / WEIGHTS).stat().st_size - 1)
 
 
+def with_a_later_shard(folder: Path) -> Path:
+    """Re-saves the weights in two shards with an index; returns the second, a later stage's."""
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    shards = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    later = {name for name in tensors if ".layers.1." in name or name.startswith("lm_head")}
+    weight_map = {name: shards[name in later] for name in tensors}
+    for shard in shards:
+        held = {name: tensor for name, tensor in tensors.items() if weight_map[name] == shard}
+        save_file(held, folder / shard)
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index), encoding="utf-8")
+    return folder / shards[1]
+
+
+def shard_deleted(folder: Path) -> None:
+    with_a_later_shard(folder).unlink()
+
+
+def shard_cut(folder: Path) -> None:
+    shard = with_a_later_shard(folder)
+    os.truncate(shard, shard.stat().st_size - 100)
+
+
+def shard_without_a_tensor(folder: Path) -> None:
+    shard = with_a_later_shard(folder)
+    tensors = load_file(shard)
+    del tensors["lm_head.weight"]
+    save_file(tensors, shard)
+
+
 def no_file(name: str) -> Damage:
     """A folder in its place: what nobody can read, root neither."""
 
@@ -86,6 +118,12 @@ DAMAGES: Mapping[str, tuple[Damage, str]] = {
     "pickles": (pickles_only, r"PyTorch pickles only.*safetensors"),
     "GGUF": (gguf_only, r"config\.json does not exist.*orca-dist model convert"),
     "cut": (cut, r"model\.safetensors is cut short or damaged"),
+    "a later stage's shard missing": (
+        shard_deleted,
+        r"model-00002-of-00002\.safetensors is missing",
+    ),
+    "a later stage's shard cut": (shard_cut, r"model-00002-of-00002\.safetensors is cut short"),
+    "a tensor that only the index has": (shard_without_a_tensor, r"lm_head\.weight"),
     "unreadable weights": (no_file(WEIGHTS), r"model\.safetensors can't be read"),
     "unreadable config": (no_file("config.json"), r"config\.json can't be read"),
     "vision": (config_with(vision_config={"depth": 2}), r"vision_config.*text model"),

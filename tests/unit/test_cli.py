@@ -26,6 +26,7 @@ from orca_dist.errors import OrcaError, PipelineLost
 from orca_dist.params import SamplingParams
 from scripts import docs_cli
 from tests.fixtures.checkpoints import byte_tokenizer
+from tests.fixtures.foreign_port import answering
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -117,6 +118,14 @@ def test_the_first_help_names_every_command_and_the_version(
         ("generate x --timeout-s nan", "timeout_s = nan: must be more than 0"),
         ("model convert a", "TARGET"),
         ("model", "Expected one of {fetch, convert, show}"),
+        (
+            "model ftch",
+            "error: ftch: no such command; did you mean fetch?; choose one of fetch, convert, show",
+        ),
+        ("model convrt a b", "error: convrt: no such command; did you mean convert?; choose"),
+        ("model --log-level debug shw x", "error: shw: no such command; did you mean show?"),
+        ("model xyz", "error: xyz: no such command; choose one of fetch, convert, show"),
+        ("model --log-lvel debug fetch", "--log-lvel, debug; did you mean --log-level?"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(
@@ -212,6 +221,33 @@ def test_a_prompt_that_is_not_unicode(capfd: pytest.CaptureFixture[str]) -> None
     code, error = errors_of(["generate", "a\udcff", "--address", "127.0.0.1:1"], capfd)
     assert code == 2
     assert error.startswith("error: text: can't be sent")
+
+
+def test_a_piped_prompt_that_is_not_utf_8(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8"))
+    code, error = errors_of(["generate"], capfd)
+    assert code == 2
+    assert error.startswith("error: the prompt on stdin is not UTF-8: ")
+
+
+def test_a_port_that_speaks_another_protocol(capfd: pytest.CaptureFixture[str]) -> None:
+    with answering() as address:
+        for command in ("generate x", "generate x --json", "info"):
+            code, error = errors_of([*command.split(), "--address", address], capfd)
+            assert code == 1
+            assert address in error
+
+
+def test_an_unknown_key_of_a_file_is_refused_with_near_names(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("stagse: 3\n")
+    code, error = errors_of(["serve", "--config", str(path)], capfd)
+    assert code == 2
+    assert error == f"error: {path}: stagse: no such key; did you mean stages?"
 
 
 @pytest.mark.parametrize("command", ["generate x", "info"])

@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,8 +14,11 @@ import pytest
 
 from orca_dist.cli.main import main
 from orca_dist.client import Client, ServerUnavailable
+from orca_dist.engine.engine import Engine
 from orca_dist.errors import PipelineLost
+from orca_dist.text import Tokenizer
 from tests.fixtures.checkpoints import byte_tokenizer
+from tests.fixtures.scripted_engine import ScriptedEngine
 from tests.fixtures.serve_scripted import LOSING
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,11 +36,17 @@ CONFIG = {
 }
 
 
+def model_of(folder: Path, *, chat_template: str | None = None) -> Path:
+    """What a server reads of a model, without weights."""
+    byte_tokenizer(folder, chat_template=chat_template)
+    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    return folder
+
+
 @contextmanager
 def served(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The process and the address it says it is ready at."""
-    folder = byte_tokenizer(folder)
-    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    folder = model_of(folder)
     process = subprocess.Popen(
         [sys.executable, "-m", SCRIPTED, "serve", str(folder), "--port", "0", *flags],
         cwd=ROOT,
@@ -89,6 +98,36 @@ def test_a_lost_pipeline_ends_the_server_with_exit_code_4(tmp_path: Path) -> Non
         code, err = end_of(process)
     assert code == 4
     assert err.splitlines()[-1] == "error: stage 1 is lost: killed"
+
+
+def test_the_tokenizer_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class LostEngine(ScriptedEngine):
+        def attach(self, *, lose: Callable[[PipelineLost], None], **others: object) -> None:
+            lose(PipelineLost("before the first request"))
+
+    loads: list[Path] = []
+    load = Tokenizer.load
+
+    def counting(folder: Path) -> Tokenizer:
+        loads.append(folder)
+        return load(folder)
+
+    monkeypatch.setattr(Tokenizer, "load", counting)
+    monkeypatch.setattr(Engine, "start", lambda *_, **__: LostEngine().__enter__())
+    assert main(["serve", str(model_of(tmp_path)), "--port", "0"]) == 4
+    assert loads == [tmp_path]
+
+
+def test_a_broken_chat_template_is_found_before_a_stage_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def too_early(*_: object, **__: object) -> None:
+        raise AssertionError("the engine was started")
+
+    monkeypatch.setattr(Engine, "start", too_early)
+    folder = model_of(tmp_path, chat_template="{% for %}")
+    assert main(["serve", str(folder), "--port", "0"]) == 3
+    assert "is not valid Jinja" in capfd.readouterr().err
 
 
 def test_commands_talk_to_the_server(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -20,6 +17,7 @@ from orca_dist.errors import InvalidRequest, OrcaError, QueueFull, RequestCancel
 from orca_dist.params import SamplingParams
 from orca_dist.server.details import rich_status
 from tests.fixtures.checkpoints import byte_tokenizer
+from tests.fixtures.foreign_port import answering
 from tests.fixtures.front import run, serving
 from tests.fixtures.scripted_engine import ScriptedEngine
 
@@ -166,26 +164,6 @@ def test_what_a_message_cannot_hold_is_refused_by_field(
 # ---- servers that are none of ours -------------------------------------
 
 
-@contextmanager
-def answering(reply: bytes) -> Iterator[str]:
-    """A port where something else than gRPC answers."""
-
-    def answer() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            with connection:
-                connection.recv(1024)
-                connection.sendall(reply)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=answer, daemon=True).start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-        listener.shutdown(socket.SHUT_RDWR)
-
-
 def outcomes(address: str) -> list[str]:
     """The messages of every kind of call to `address`, of both clients."""
 
@@ -224,7 +202,7 @@ def test_nobody_at_the_port() -> None:
 
 
 def test_a_web_server_at_the_port() -> None:
-    with answering(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") as address:
+    with answering() as address:
         for message in outcomes(address):
             assert address in message
             assert "\n" not in message

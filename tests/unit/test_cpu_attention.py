@@ -28,6 +28,7 @@ class Case:
         head_dim: int = 32,
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
+        window: int | None = None,
         seed: int = 0,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -40,6 +41,7 @@ class Case:
         rows = sum(length for _, length in spans)
         self.q = torch.randn(rows, heads[0], head_dim, generator=generator).to(dtype)
         self.spans = spans
+        self.window = window
         self.scale = head_dim**-0.5
 
     def context(self, spans: Spans | None = None, blocks: list[torch.Tensor] | None = None):  # type: ignore[no-untyped-def]
@@ -52,11 +54,11 @@ class Case:
         )
 
     def run(self, kernel: CpuAttention) -> torch.Tensor:
-        return kernel(self.q, self.k, self.v, self.context(), self.scale)
+        return kernel(self.q, self.k, self.v, self.context(), self.scale, self.window)
 
     def truth(self) -> torch.Tensor:
         wide = (tensor.float() for tensor in (self.q, self.k, self.v))
-        return reference.paged_attention(*wide, self.context(), self.scale)
+        return reference.paged_attention(*wide, self.context(), self.scale, self.window)
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +66,7 @@ def kernel() -> CpuAttention:
     return make_cpu_attention(1)
 
 
+windows = st.none() | st.integers(1, 120)
 spans = st.lists(st.tuples(st.integers(0, 70), st.integers(1, 40)), min_size=1, max_size=6)
 
 
@@ -73,11 +76,12 @@ spans = st.lists(st.tuples(st.integers(0, 70), st.integers(1, 40)), min_size=1, 
     heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (9, 3), (8, 1)]),
     head_dim=st.sampled_from([8, 16, 24, 32, 64, 80, 128]),
     block_size=st.sampled_from([1, 3, 4, 16, 20, 32]),
+    window=windows,
 )
 def test_equals_the_reference(
-    spans: Spans, heads: tuple[int, int], head_dim: int, block_size: int
+    spans: Spans, heads: tuple[int, int], head_dim: int, block_size: int, window: int | None
 ) -> None:
-    case = Case(spans, heads=heads, head_dim=head_dim, block_size=block_size)
+    case = Case(spans, heads=heads, head_dim=head_dim, block_size=block_size, window=window)
     torch.testing.assert_close(case.run(make_cpu_attention(1)), case.truth(), atol=2e-5, rtol=1e-4)
 
 
@@ -87,33 +91,41 @@ def test_bfloat16_is_the_rounded_result(kernel: CpuAttention) -> None:
     torch.testing.assert_close(case.run(kernel).float(), expected, atol=0.01, rtol=0.01)
 
 
+@pytest.mark.parametrize("window", [None, 1, 7, 16, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_alone_or_batched_same_bits(kernel: CpuAttention, dtype: torch.dtype) -> None:
-    case = Case([(0, 33), (70, 1), (5, 9), (0, 1), (31, 17)], dtype=dtype)
+def test_alone_or_batched_same_bits(
+    kernel: CpuAttention, dtype: torch.dtype, window: int | None
+) -> None:
+    case = Case([(0, 33), (70, 1), (5, 9), (0, 1), (31, 17)], dtype=dtype, window=window)
     together = case.run(kernel).split([length for _, length in case.spans])
     row = 0
     for span, blocks, expected in zip(case.spans, case.blocks, together, strict=True):
         q = case.q[row : row + span[1]]
-        alone = kernel(q, case.k, case.v, case.context([span], [blocks]), case.scale)
+        alone = kernel(q, case.k, case.v, case.context([span], [blocks]), case.scale, window)
         assert torch.equal(alone, expected)
         row += span[1]
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(cuts=st.sets(st.integers(1, 99), max_size=8), block_size=st.sampled_from([4, 16, 20]))
-def test_any_cut_of_a_prompt_same_bits(cuts: set[int], block_size: int) -> None:
+@given(
+    cuts=st.sets(st.integers(1, 99), max_size=8),
+    block_size=st.sampled_from([4, 16, 20]),
+    window=windows,
+)
+def test_any_cut_of_a_prompt_same_bits(cuts: set[int], block_size: int, window: int | None) -> None:
     kernel = make_cpu_attention(1)
-    case = Case([(0, 100)], block_size=block_size)
+    case = Case([(0, 100)], block_size=block_size, window=window)
     whole = case.run(kernel)
     ends = [*sorted(cuts), 100]
     for start, end in zip([0, *ends], ends, strict=False):
         context = case.context([(start, end - start)])
-        chunk = kernel(case.q[start:end], case.k, case.v, context, case.scale)
+        chunk = kernel(case.q[start:end], case.k, case.v, context, case.scale, window)
         assert torch.equal(chunk, whole[start:end])
 
 
-def test_any_number_of_threads_same_bits(kernel: CpuAttention) -> None:
-    case = Case([(0, 200), (3, 1), (100, 60)])  # dear enough to be shared out
+@pytest.mark.parametrize("window", [None, 30])
+def test_any_number_of_threads_same_bits(kernel: CpuAttention, window: int | None) -> None:
+    case = Case([(0, 200), (3, 1), (100, 60)], window=window)  # dear enough to be shared out
     expected = case.run(kernel)
     for num_threads in (2, 3, 7):
         assert torch.equal(case.run(make_cpu_attention(num_threads)), expected)
@@ -126,6 +138,24 @@ def test_unwritten_slots_are_not_read(kernel: CpuAttention) -> None:
     k[:, 5:], v[:, 5:] = torch.nan, torch.nan
     case.k[case.blocks[0]], case.v[case.blocks[0]] = k, v
     assert torch.equal(case.run(kernel), expected)
+
+
+def test_a_window_that_holds_everything_changes_no_bit(kernel: CpuAttention) -> None:
+    spans = [(0, 33), (70, 1), (5, 9)]
+    assert torch.equal(Case(spans, window=71).run(kernel), Case(spans).run(kernel))
+    assert not torch.equal(Case(spans, window=70).run(kernel), Case(spans).run(kernel))
+
+
+def test_what_lies_before_the_window_is_not_used(kernel: CpuAttention) -> None:
+    """A row sees its own position and the nine before it, in a block cut in two as well."""
+    case = Case([(40, 1)], window=10)
+    expected = case.run(kernel)
+    hidden = torch.arange(31)
+    blocks, slots = case.blocks[0][hidden // 16], hidden % 16
+    case.k[blocks, slots], case.v[blocks, slots] = torch.nan, torch.nan
+    assert torch.equal(case.run(kernel), expected)
+    case.v[case.blocks[0][31 // 16], 31 % 16] += 1.0
+    assert not torch.equal(case.run(kernel), expected)
 
 
 def test_nan_stays_with_its_request(kernel: CpuAttention) -> None:

@@ -225,10 +225,13 @@ def test_user_defined_tokens_are_matched_but_not_special(plain: Path, tmp_path: 
 
 BAD_METADATA = [
     ({"general.architecture": "qwen2"}, r"architecture 'qwen2' is not supported; supported: llama"),
-    ({"llama.rope.scaling.type": "linear"}, r"rope scaling 'linear'"),
     ({"llama.rope.dimension_count": 8}, r"rotary embedding of 8 of 16"),
     ({"llama.expert_count": 8}, r"mixture-of-experts"),
-    ({"split.count": 2}, r"one part of several"),
+    ({"split.count": 2, "split.no": 0}, r"m\.gguf is part 1 of 2 of one model: merge them"),
+    (
+        {"split.count": 3, "split.no": 2, "general.architecture": "other"},
+        r"m\.gguf is part 3 of 3 of one model: .*llama-gguf-split --merge",
+    ),
     ({"llama.block_count": None}, r"llama\.block_count is missing"),
     ({"llama.attention.head_count": [4, 2]}, r"head_count = \[4, 2\]"),
     ({"llama.feed_forward_length": 48}, r"ffn_gate\.weight has shape \[96, 64\].*\[48, 64\]"),
@@ -255,9 +258,9 @@ def test_an_unknown_tensor_type_is_refused(plain: Path, tmp_path: Path) -> None:
 
 
 def test_an_unknown_tensor_is_refused(plain: Path, tmp_path: Path) -> None:
-    extra = {"rope_freqs.weight": np.ones(8, np.float32)}
+    extra = {"rope_factors_long.weight": np.ones(8, np.float32)}
     source = llama_gguf(tmp_path / "m.gguf", plain, extra=extra)
-    assert_refused(source, tmp_path, r"rope_freqs\.weight has no place in a llama model")
+    assert_refused(source, tmp_path, r"rope_factors_long\.weight has no place in a llama model")
 
 
 @pytest.mark.parametrize(

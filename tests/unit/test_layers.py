@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from orca_dist.models.layers import Linear, Rotary, rms_norm, silu_mul
+from orca_dist.models.layers import Linear, Rotary, rms_norm, rotate, scaled, silu_mul
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 DTYPES = list(TOLERANCE)
@@ -110,6 +110,37 @@ def test_rms_norm_is_its_formula(dtype: torch.dtype) -> None:
         close(rms_norm(x_TH, weight_H, eps), wanted, dtype)
 
 
+def test_rms_norm_rounds_before_or_after_its_weight() -> None:
+    x_TH, weight_H = noise(64, 64, dtype=torch.bfloat16), noise(64, dtype=torch.bfloat16, seed=1)
+    wide = rms_norm(x_TH.float(), weight_H.float(), 1e-6)
+    late = rms_norm(x_TH, weight_H, 1e-6, rounds_late=True)
+    assert torch.equal(late, wide.bfloat16())
+    assert not torch.equal(late, rms_norm(x_TH, weight_H, 1e-6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_a_head_that_is_normalised_has_the_same_bits_in_any_batch(
+    set_threads: Callable[[int], None], dtype: torch.dtype, num_threads: int
+) -> None:
+    """As a strided part of a row, where queries and keys lie."""
+    set_threads(num_threads)
+    row_TF, weight_D = noise(1001, 7 * 32, dtype=dtype), noise(32, dtype=dtype, seed=1)
+
+    def norm(x_TF: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x_TF[:, 32:192].unflatten(-1, (-1, 32)), weight_D, 1e-6)
+
+    alone = torch.cat([norm(row) for row in row_TF.split(1)])
+    for num_rows in (2, 301, 683, 1001):
+        assert torch.equal(norm(row_TF[:num_rows]), alone[:num_rows]), f"{num_rows} rows"
+
+
+def test_scaled_by_one_is_the_tensor_itself() -> None:
+    x_TH = noise(3, 4)
+    assert scaled(x_TH, 1.0) is x_TH
+    assert torch.equal(scaled(x_TH, 0.5), x_TH / 2)
+
+
 def test_rms_norm_of_tiny_values_is_held_up_by_eps() -> None:
     y_TH = rms_norm(torch.full((1, 8), 1e-6), torch.ones(8), 1e-6)
     torch.testing.assert_close(y_TH, torch.full((1, 8), 1e-3), rtol=1e-4, atol=0)
@@ -142,10 +173,12 @@ def test_rows_of_elementwise_layers_have_the_same_bits_in_any_batch(
 # ---- Rotary ------------------------------------------------------------
 
 
-def make_rotary(head_dim: int, dtype: torch.dtype = torch.float32, theta: float = 500.0) -> Rotary:
-    return Rotary(
-        head_dim=head_dim, theta=theta, max_len=64, dtype=dtype, device=torch.device("cpu")
-    )
+def make_rotary(
+    head_dim: int, dtype: torch.dtype = torch.float32, scale: float = 1.0
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    inverse_I = 500.0 ** -(torch.arange(0, head_dim, 2) / head_dim)
+    rotary = Rotary(inverse_I, max_len=64, scale=scale, dtype=dtype, device=torch.device("cpu"))
+    return lambda x_TND, positions_T: rotate(x_TND, rotary(positions_T))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -159,6 +192,18 @@ def test_rotary_turns_pairs_of_half_a_head_apart(dtype: torch.dtype) -> None:
             wanted[row, :, i] = a * math.cos(angle) - b * math.sin(angle)
             wanted[row, :, i + 4] = b * math.cos(angle) + a * math.sin(angle)
     close(make_rotary(8, dtype)(x_TND, torch.tensor(positions)), wanted, dtype)
+
+
+def test_rotary_scales_what_it_turns() -> None:
+    x_TND, positions_T = noise(4, 3, 8), torch.tensor([0, 1, 17, 63])
+    doubled = make_rotary(8, scale=2.0)(x_TND, positions_T)
+    assert torch.equal(doubled, 2 * make_rotary(8)(x_TND, positions_T))
+
+
+def test_rotary_of_fp32_tables_rounds_once() -> None:
+    x_TND, positions_T = noise(4, 3, 8, dtype=torch.bfloat16), torch.tensor([0, 1, 17, 63])
+    exact = make_rotary(8)(x_TND.float(), positions_T)
+    assert torch.equal(make_rotary(8)(x_TND, positions_T), exact.bfloat16())
 
 
 def test_rotary_makes_products_depend_on_distance_alone() -> None:

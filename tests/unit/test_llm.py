@@ -187,6 +187,13 @@ def test_a_word_that_is_no_choice_is_named(tmp_path: Path) -> None:
         LLM(byte_tokenizer(tmp_path), device="tpu")
 
 
+def test_a_gguf_file_is_told_how_to_become_a_folder(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=rf"GGUF file.*`orca-dist model convert {path} FOLDER`"):
+        resolve_model(path)
+
+
 def test_a_model_that_is_no_folder_is_named() -> None:
     with pytest.raises(ModelError, match="no/such/model is not a folder"):
         resolve_model("no/such/model")

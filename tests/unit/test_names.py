@@ -72,7 +72,7 @@ def test_an_untied_model_without_a_head_is_refused() -> None:
 
 
 def test_gguf_names_reach_every_tensor() -> None:
-    biased = dataclasses.replace(SPEC, attention_bias=True, mlp_bias=True)
+    biased = parse_spec({**CONFIG, "attention_bias": True, "mlp_bias": True})
     reached = set(gguf_tensors(biased.num_layers).values())
     assert set(model_tensors(biased, UNTIED).values()) <= reached
     assert gguf_tensors(5)["blk.4.ffn_norm.weight"] == (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import grpc
@@ -16,7 +17,7 @@ from tests.fixtures.front import CHAT_TEMPLATE, run, serving
 from tests.fixtures.scripted_engine import ScriptedEngine
 
 PROMPT = [5]
-METHOD = "/orca.v1.GenerateService/Generate"
+SERVICE = "/orca.v1.GenerateService/"
 
 
 @pytest.fixture
@@ -88,10 +89,12 @@ BAD_REQUESTS = [
 ]
 
 
-async def status_of(address: str, data: bytes) -> tuple[grpc.StatusCode, str]:
+async def status_of(
+    address: str, data: bytes, method: str = "Generate"
+) -> tuple[grpc.StatusCode, str]:
     async with grpc.aio.insecure_channel(address) as channel:
         try:
-            await channel.unary_unary(METHOD)(data)
+            await channel.unary_unary(SERVICE + method)(data)
         except grpc.aio.AioRpcError as error:
             return error.code(), error.details() or ""
     return grpc.StatusCode.OK, ""
@@ -156,6 +159,70 @@ def test_bytes_that_are_no_request_are_refused_without_a_traceback(
 
     run(case())
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "/grpc.health.v1.Health/Check",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    ],
+)
+def test_bytes_that_are_no_message_leave_no_traceback_in_other_services_either(
+    folder: Path, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    async def case() -> None:
+        async with serving(ScriptedEngine(), folder) as (server, client):
+            async with grpc.aio.insecure_channel(server.address) as channel:
+                call = channel.stream_stream(method)(iter([b"\x12\x02\xff"]))
+                with pytest.raises(grpc.aio.AioRpcError):
+                    assert await call.read() is grpc.aio.EOF
+            assert await client.health()
+
+    with caplog.at_level("DEBUG", logger="orca_dist"):
+        run(case())
+    (message,) = [r.getMessage() for r in caplog.records if "DecodeError" in r.getMessage()]
+    assert method in message
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_a_caller_that_left_before_its_status_is_no_error(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What gRPC then logs can't be had at will: its record is made here."""
+
+    async def case() -> None:
+        async with serving(ScriptedEngine(), folder):
+            log = logging.getLogger("grpc._cython.cygrpc")
+            log.error("Failed sending", exc_info=grpc.aio.InternalError("batch"))
+            log.error("Broken", exc_info=RuntimeError("of ours"))
+
+    run(case())
+    assert [record.getMessage() for record in caplog.records] == ["Broken"]
+
+
+LATER_FIELD = b"\x78\x05"  # number 15, a 5
+UNKNOWN_FIELDS = {
+    "GenerateRequest": ("Generate", LATER_FIELD),
+    "SamplingParams": ("GenerateStream", b"\x2a\x02" + LATER_FIELD),
+    "ChatMessage": ("Tokenize", b"\x12\x04\x0a\x02" + LATER_FIELD),
+    "AbortRequest": ("Abort", LATER_FIELD),
+    "ServerInfoRequest": ("ServerInfo", LATER_FIELD),
+    "ModelInfoRequest": ("ModelInfo", LATER_FIELD),
+}
+
+
+@pytest.mark.parametrize("message", UNKNOWN_FIELDS)
+def test_a_field_that_nobody_knows_is_refused_not_passed_over(folder: Path, message: str) -> None:
+    method, data = UNKNOWN_FIELDS[message]
+
+    async def case() -> None:
+        async with serving(ScriptedEngine(), folder) as (server, _):
+            code, text = await status_of(server.address, data, method)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert text.startswith(f"request: field 15 of orca.v1.{message} is not known to orca-dist")
+
+    run(case())
 
 
 def test_messages_beyond_16_mib_are_refused_by_size(folder: Path) -> None:

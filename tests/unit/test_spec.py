@@ -37,27 +37,22 @@ def spec_of(**config: Any) -> ModelSpec:
     ],
 )
 def test_rope_theta_however_spelled(rope: dict[str, Any]) -> None:
-    assert spec_of(**rope).rope_theta == 5e5
+    assert spec_of(**rope).rope.theta == 5e5
 
 
-@pytest.mark.parametrize(
-    "rope",
-    [
-        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-        {"rope_scaling": {"type": "yarn", "factor": 4.0}},
-        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}},
-    ],
-)
-def test_rope_scaling_is_never_ignored(rope: dict[str, Any]) -> None:
-    with pytest.raises(ModelError, match=r"rope_type = 'yarn' is not supported.*default"):
-        spec_of(**rope)
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_rope_scaling_is_never_ignored(key: str) -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    assert spec_of(**{key: rope}).rope.factor == 4.0
+    with pytest.raises(ModelError, match=r"rope_type = 'mrope' is not supported.*default"):
+        spec_of(**{key: {"rope_type": "mrope"}})
 
 
 def test_defaults_of_absent_keys() -> None:
     spec = spec_of()
     assert (spec.num_kv_heads, spec.head_dim) == (4, 16)
-    assert (spec.rope_theta, spec.dtype, spec.eos_token_ids) == (10000.0, "float32", ())
-    assert (spec.tie_word_embeddings, spec.attention_bias, spec.mlp_bias) == (False, False, False)
+    assert (spec.rope.theta, spec.dtype, spec.eos_token_ids) == (10000.0, "float32", ())
+    assert (spec.tie_word_embeddings, spec.biases) == (False, ())
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
@@ -78,7 +73,10 @@ def test_one_or_many_eos(value: Any, want: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({"model_type": "qwen7"}, r"model_type = 'qwen7' is not supported; supported: llama"),
+        (
+            {"model_type": "qwen7"},
+            r"model_type = 'qwen7' is not supported; supported: llama, mistral, qwen2",
+        ),
         ({"model_type": None}, r"model_type = None"),
         ({"hidden_act": "gelu"}, r"hidden_act = 'gelu'"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config .*gptq.*unquant"),
@@ -104,7 +102,7 @@ def test_transformers_own_config_is_read(tmp_path: Path) -> None:
 
     LlamaConfig(**{**BASE, "rope_theta": 5e5, "num_key_value_heads": 2}).save_pretrained(tmp_path)
     spec = load_spec(tmp_path)
-    assert (spec.rope_theta, spec.num_kv_heads, spec.rms_norm_eps) == (5e5, 2, 1e-6)
+    assert (spec.rope.theta, spec.num_kv_heads, spec.rms_norm_eps) == (5e5, 2, 1e-6)
 
 
 def test_files_that_can_not_be_read_are_named(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@
 // the query heads of that KV head for a few positions, so that a block of keys is
 // read once for all of them. Softmax is computed online, block by block:
 //   m' = max(m, max_j s_j);  l' = l e^(m-m') + sum_j e^(s_j-m');  o' likewise.
-// The order of every sum depends on the position and the block size only, never
-// on the batch, the tile, or the thread: a row has the same bits wherever it runs.
+// The order of every sum depends on the position, the block size and the window only,
+// never on the batch, the tile, or the thread: a row has the same bits wherever it runs.
 //
 // Shapes: T rows, N query heads, M KV heads, D head size, B blocks of S slots.
 
@@ -68,13 +68,24 @@ inline Vec exp_negative(Vec x) {
 }
 
 struct Shape {
-  int64_t num_heads, num_kv_heads, head_dim, block_size;
+  int64_t num_heads, num_kv_heads, head_dim, block_size, window;
   float scale;
 };
 
 struct Request {
   int64_t first_row, start, length, first_block;
 };
+
+// The first position that a row at `position` sees: `window` ones, its own among them; 0: all.
+inline int64_t first_seen(const Shape& shape, int64_t position) {
+  return shape.window > 0 && position >= shape.window ? position - shape.window + 1 : 0;
+}
+
+// How many keys a row of the request is taken to see when work is shared out.
+inline double keys_seen(const Shape& shape, const Request& request) {
+  const int64_t all = request.start + request.length;
+  return static_cast<double>(shape.window > 0 && shape.window < all ? shape.window : all);
+}
 
 // Scratch of one thread: a block's keys transposed, and the tile's state.
 struct Scratch {
@@ -220,23 +231,29 @@ inline float max_lanes(Vec v) {
 
 // out = out * shrink + scores . values, slot after slot; `kChunks` vectors of D at a time.
 template <int kChunks>
-inline void add_values(const float* scores, const float* values, int64_t head_dim, int visible,
+inline void add_values(const float* scores, const float* values, int64_t head_dim, int count,
                        float shrink, float* out) {
   Vec acc[kChunks];
   for (int c = 0; c < kChunks; ++c) acc[c] = load(out + c * kLanes) * shrink;
-  for (int slot = 0; slot < visible; ++slot)
+  for (int slot = 0; slot < count; ++slot)
     for (int c = 0; c < kChunks; ++c)
       acc[c] += load(values + slot * head_dim + c * kLanes) * scores[slot];
   for (int c = 0; c < kChunks; ++c) store(out + c * kLanes, acc[c]);
 }
 
-// One row's online softmax over the `visible` first slots of the block.
-void attend_row(const Shape& shape, Scratch& s, int row, int visible) {
+// Which of the 16 slots from `lane` on lie in [begin, end).
+inline IntVec seen_lanes(int lane, int begin, int end) {
+  const IntVec slots = kLaneNumbers + lane;
+  return (slots >= begin) & (slots < end);
+}
+
+// One row's online softmax over slots [begin, end) of the block.
+void attend_row(const Shape& shape, Scratch& s, int row, int begin, int end) {
   float* scores = &s.scores[row * s.padded];
   Vec lanes_max = splat(s.row_max[row]);
   for (int lane = 0; lane < s.padded; lane += kLanes) {
     Vec v = load(scores + lane);
-    v = kLaneNumbers + lane < visible ? v : splat(kMinusInf);
+    v = seen_lanes(lane, begin, end) ? v : splat(kMinusInf);
     store(scores + lane, v);
     lanes_max = v > lanes_max ? v : lanes_max;
   }
@@ -245,7 +262,7 @@ void attend_row(const Shape& shape, Scratch& s, int row, int visible) {
   float sum = s.row_sum[row] * shrink;
   for (int lane = 0; lane < s.padded; lane += kLanes) {
     Vec p = exp_negative(load(scores + lane) - largest);
-    p = kLaneNumbers + lane < visible ? p : Vec{};
+    p = seen_lanes(lane, begin, end) ? p : Vec{};
     store(scores + lane, p);
     sum += sum_lanes(p);
   }
@@ -253,14 +270,15 @@ void attend_row(const Shape& shape, Scratch& s, int row, int visible) {
   s.row_sum[row] = sum;
   float* out = &s.out[row * shape.head_dim];
   const int64_t D = shape.head_dim;
+  const float* values = &s.values_SD[begin * D];
   int64_t d = 0;
   for (; d + 4 * kLanes <= D; d += 4 * kLanes)
-    add_values<4>(scores, &s.values_SD[d], D, visible, shrink, out + d);
+    add_values<4>(scores + begin, values + d, D, end - begin, shrink, out + d);
   for (; d + kLanes <= D; d += kLanes)
-    add_values<1>(scores, &s.values_SD[d], D, visible, shrink, out + d);
+    add_values<1>(scores + begin, values + d, D, end - begin, shrink, out + d);
   for (; d < D; ++d) {
     float acc = out[d] * shrink;
-    for (int slot = 0; slot < visible; ++slot) acc += s.values_SD[slot * D + d] * scores[slot];
+    for (int slot = begin; slot < end; ++slot) acc += s.values_SD[slot * D + d] * scores[slot];
     out[d] = acc;
   }
 }
@@ -284,14 +302,17 @@ void attend_tile(const Shape& shape, Scratch& s, const Request& request, const i
     s.row_sum[row] = 0.0f;
   }
   const int64_t last = position[rows - 1];
-  for (int64_t block = 0; block * S <= last; ++block) {
+  for (int64_t block = first_seen(shape, position[0]) / S; block * S <= last; ++block) {
     const int64_t base = (blocks[request.first_block + block] * S * shape.num_kv_heads + kv_head) * D;
     const int64_t left = last - block * S + 1;
     fetch_block<T>(shape, s, k + base, v + base, static_cast<int>(left < S ? left : S));
     score_rows(shape, s, rows);
     for (int row = 0; row < rows; ++row) {
-      const int64_t seen = position[row] - block * S + 1;
-      if (seen > 0) attend_row(shape, s, row, static_cast<int>(seen < S ? seen : S));
+      const int64_t from = first_seen(shape, position[row]) - block * S;
+      const int64_t to = position[row] - block * S + 1;
+      const int begin = static_cast<int>(from > 0 ? (from < S ? from : S) : 0);
+      const int end = static_cast<int>(to < S ? to : S);
+      if (begin < end) attend_row(shape, s, row, begin, end);
     }
   }
   for (int row = 0; row < rows; ++row)
@@ -308,12 +329,12 @@ void attend_batch(const Shape& shape, const Request* requests, int64_t num_reque
   const int64_t group = shape.num_heads / shape.num_kv_heads;
   double total = 0.0, before = 0.0;
   for (int64_t r = 0; r < num_requests; ++r)
-    total += static_cast<double>(requests[r].length) * (requests[r].start + requests[r].length);
+    total += static_cast<double>(requests[r].length) * keys_seen(shape, requests[r]);
   total *= shape.num_heads;
   Scratch scratch(shape);
   for (int64_t r = 0; r < num_requests; ++r) {
     const int64_t rows = requests[r].length * group;
-    const double row_cost = static_cast<double>(requests[r].start + requests[r].length);
+    const double row_cost = keys_seen(shape, requests[r]);
     for (int64_t kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head)
       for (int64_t begin = 0; begin < rows; begin += kTile) {
         const int64_t end = begin + kTile < rows ? begin + kTile : rows;
@@ -329,13 +350,15 @@ void attend_batch(const Shape& shape, const Request* requests, int64_t num_reque
 
 // Tensors are contiguous: q, out [T, N, D]; k, v [B, S, M, D]. `requests` holds
 // num_requests rows of (first_row, start, length, first_block); `blocks` all block
-// tables back to back. `is_bf16` says what all four tensors hold.
+// tables back to back. `is_bf16` says what all four tensors hold. A row sees the last
+// `window` positions, its own among them, or with 0 all of them.
 extern "C" void orca_paged_attention(int64_t is_bf16, const void* q, const void* k, const void* v,
                                      void* out, const int64_t* requests, int64_t num_requests,
                                      const int64_t* blocks, int64_t num_heads,
                                      int64_t num_kv_heads, int64_t head_dim, int64_t block_size,
-                                     float scale, int64_t thread, int64_t num_threads) {
-  const Shape shape{num_heads, num_kv_heads, head_dim, block_size, scale};
+                                     int64_t window, float scale, int64_t thread,
+                                     int64_t num_threads) {
+  const Shape shape{num_heads, num_kv_heads, head_dim, block_size, window, scale};
   const Request* rows = reinterpret_cast<const Request*>(requests);
   if (is_bf16)
     attend_batch<BFloat16>(shape, rows, num_requests, blocks, static_cast<const uint16_t*>(q),

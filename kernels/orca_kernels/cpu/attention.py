@@ -1,7 +1,7 @@
 """The C++ attention kernel behind the same signature as the torch reference.
 
-A row's bits depend on its position and the block size alone: not on the batch,
-on where a prompt is cut, or on the number of threads.
+A row's bits depend on its position, the block size and the window alone: not on the
+batch, on where a prompt is cut, or on the number of threads.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class CpuAttention:
         v_BSMD: torch.Tensor,
         context: AttentionContext,
         scale: float,
+        window: int | None = None,
     ) -> torch.Tensor:
         q_TND = q_TND.contiguous()
         out_TND = torch.empty_like(q_TND)
@@ -49,6 +50,7 @@ class CpuAttention:
             k_BSMD.shape[2],
             k_BSMD.shape[3],
             k_BSMD.shape[1],
+            window or 0,
             scale,
         )
         is_dear = context.num_pairs * q_TND.shape[1] >= MIN_THREADED_COST
@@ -69,7 +71,7 @@ class CpuAttention:
 def make_cpu_attention(num_threads: int) -> CpuAttention:
     """Compiles and loads the kernel; raises BuildError where that can't be done."""
     kernel = load_library(SOURCE).orca_paged_attention
-    pointers, sizes = [ctypes.c_void_p] * 5, [ctypes.c_int64] * 4
+    pointers, sizes = [ctypes.c_void_p] * 5, [ctypes.c_int64] * 5
     kernel.argtypes = [
         ctypes.c_int64,
         *pointers,

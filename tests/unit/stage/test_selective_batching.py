@@ -75,9 +75,10 @@ class AttentionLog:
         v_BSMD: torch.Tensor,
         context: AttentionContext,
         scale: float,
+        window: int | None = None,
     ) -> torch.Tensor:
         self.contexts.append(context)
-        return self.inner.paged_attention(q_TND, k_BSMD, v_BSMD, context, scale)
+        return self.inner.paged_attention(q_TND, k_BSMD, v_BSMD, context, scale, window)
 
 
 @pytest.fixture

@@ -1,0 +1,138 @@
+"""The model families, as data: what of config.json each reads, and what it does by itself.
+
+All run on one decoder. A family's `keys` are those that count for it, with the values that
+transformers takes where a file leaves them out; others are without effect in its
+config.json. Rules that depend on a layer speak of its index in the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+Keys = Mapping[str, Any]
+
+ATTENTION = ("q", "k", "v", "o")
+MLP = ("gate", "up", "down")
+
+
+class QkNorm(StrEnum):
+    """How queries and keys are normalised before rotation: each head, or all of them at once."""
+
+    NONE = "none"
+    HEAD = "head"
+    FULL = "full"
+
+
+class NormPlacement(StrEnum):
+    """Where attention and MLP are normalised: what goes in, or what comes out."""
+
+    BEFORE = "before"
+    AFTER = "after"
+
+
+class Windows(StrEnum):
+    """Which layers see a window of the last positions only, where the file has a window at all."""
+
+    ALL = "all"
+    UPPER = "upper"  # those from max_window_layers on
+    UNROTATED = "unrotated"  # those without rotary embedding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """`biases` name the projections that always have one.
+
+    `rounds_late`: norms are weighted and heads rotated in fp32, and only then rounded.
+    """
+
+    keys: Keys = field(default_factory=dict)
+    rope_theta: float = 10000.0
+    biases: tuple[str, ...] = ()
+    qk_norm: QkNorm = QkNorm.NONE
+    norms: NormPlacement = NormPlacement.BEFORE
+    windows: Windows = Windows.ALL
+    rounds_late: bool = False
+
+    def read(self, config: Keys) -> dict[str, Any]:
+        """Every key that any family may read, with the value that it has for this one."""
+        known = {**_COMMON, **self.keys}
+        return {**_WITHOUT, **{key: config.get(key, known[key]) for key in known}}
+
+
+_COMMON: Keys = {
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+_WITHOUT: Keys = {
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_sliding_window": True,
+    "sliding_window": None,
+    "max_window_layers": 0,
+    "no_rope_layers": None,
+    "no_rope_layer_interval": None,
+    "embedding_multiplier": 1.0,
+    "attention_multiplier": None,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+}
+_BIASES: Keys = {"attention_bias": False, "mlp_bias": False}
+_QWEN: Keys = {
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(keys=_BIASES),
+    "mistral": Family(
+        keys={
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "sliding_window": 4096,
+        }
+    ),
+    "qwen2": Family(keys=_QWEN, biases=("q", "k", "v"), windows=Windows.UPPER),
+    "qwen3": Family(
+        keys={**_QWEN, "head_dim": 128, "attention_bias": False},
+        qk_norm=QkNorm.HEAD,
+        windows=Windows.UPPER,
+    ),
+    "smollm3": Family(
+        keys={
+            **_BIASES,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "tie_word_embeddings": True,
+            "use_sliding_window": False,
+            "sliding_window": None,
+            "no_rope_layers": None,
+            "no_rope_layer_interval": 4,
+        },
+        rope_theta=2000000.0,
+        windows=Windows.UNROTATED,
+    ),
+    "granite": Family(
+        keys={
+            **_BIASES,
+            "embedding_multiplier": 1.0,
+            "attention_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "logits_scaling": 1.0,
+        }
+    ),
+    "olmo2": Family(
+        keys={"attention_bias": False, "rms_norm_eps": 1e-5},
+        qk_norm=QkNorm.FULL,
+        norms=NormPlacement.AFTER,
+        rounds_late=True,
+    ),
+}

@@ -1,0 +1,210 @@
+"""A model's shapes, from Hugging Face's config.json. What isn't supported is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from orca_dist.errors import ModelError
+from orca_dist.spec.checks import one_of, positive, positive_int
+from orca_dist.spec.families import (
+    ATTENTION,
+    FAMILIES,
+    MLP,
+    Family,
+    Keys,
+    NormPlacement,
+    QkNorm,
+)
+from orca_dist.spec.layers import sliding_layers, unrotated_layers
+from orca_dist.spec.rope import RopeSpec, parse_rope
+
+SUPPORTED_ACTIVATIONS = ("silu", "swish")
+ADAPTER_FILE = "adapter_config.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """Sizes in elements; `max_model_len` and `sliding_window` in tokens; `dtype` as the file says.
+
+    `biases` name the projections that have one. Layers are named by their index in the
+    whole model: `sliding_layers` see the last `sliding_window` positions only, and
+    `unrotated_layers` have no rotary embedding. `rounds_late`: see Family.
+    """
+
+    model_type: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_model_len: int
+    rms_norm_eps: float
+    rope: RopeSpec
+    tie_word_embeddings: bool
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    attention_scale: float
+    biases: tuple[str, ...] = ()
+    qk_norm: QkNorm = QkNorm.NONE
+    norms: NormPlacement = NormPlacement.BEFORE
+    rounds_late: bool = False
+    sliding_window: int | None = None
+    sliding_layers: tuple[int, ...] = ()
+    unrotated_layers: tuple[int, ...] = ()
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_divisor: float = 1.0
+
+    def window(self, layer: int) -> int | None:
+        """How many positions a layer sees, a row's own among them; None: all."""
+        return self.sliding_window if layer in self.sliding_layers else None
+
+    def is_rotated(self, layer: int) -> bool:
+        """Whether a layer's queries and keys get the rotary embedding."""
+        return layer not in self.unrotated_layers
+
+    def kv_bytes_per_token(self, itemsize: int) -> int:
+        """Keys and values of one token over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
+
+
+def load_spec(folder: Path) -> ModelSpec:
+    """Reads `folder`/config.json; raises ModelError naming the file and what is wrong."""
+    refuse_adapter(folder)
+    path = folder / "config.json"
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path} does not exist: {_instead(folder)}") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} can't be read: {error}") from None
+    if not isinstance(document, dict):
+        raise ModelError(f"{path} is not a JSON object: download it again")
+    return parse_spec(document)
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Raises ModelError for a LoRA adapter: it is nothing without its base model."""
+    if (folder / ADAPTER_FILE).exists():
+        raise ModelError(
+            f"{folder} holds a LoRA adapter ({ADAPTER_FILE}): merge it into its base model first "
+            "(peft: merge_and_unload, then save_pretrained) and give that folder"
+        )
+
+
+def _instead(folder: Path) -> str:
+    if any(folder.glob("*.gguf")):
+        return "the folder has a GGUF file; convert it with `orca-dist model convert`"
+    return "give a Hugging Face model folder"
+
+
+def parse_spec(config: Keys) -> ModelSpec:
+    """The spec of a config.json document."""
+    _refuse_unsupported(config)
+    family = FAMILIES[config["model_type"]]
+    keys = family.read(config)
+    heads, head_dim = _heads(config, keys)
+    num_layers = positive_int(config, "num_hidden_layers")
+    max_len = positive_int(keys, "max_position_embeddings")
+    unrotated = unrotated_layers(keys, num_layers)
+    return ModelSpec(
+        model_type=config["model_type"],
+        num_layers=num_layers,
+        hidden_size=positive_int(config, "hidden_size"),
+        intermediate_size=positive_int(config, "intermediate_size"),
+        num_heads=heads,
+        num_kv_heads=_kv_heads(keys, heads),
+        head_dim=head_dim,
+        vocab_size=positive_int(config, "vocab_size"),
+        max_model_len=max_len,
+        rms_norm_eps=keys["rms_norm_eps"],
+        rope=parse_rope(config, head_dim=head_dim, max_len=max_len, theta=family.rope_theta),
+        tie_word_embeddings=keys["tie_word_embeddings"],
+        eos_token_ids=token_ids(config.get("eos_token_id")),
+        dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
+        attention_scale=_attention_scale(keys, head_dim),
+        biases=_biases(family, keys),
+        qk_norm=family.qk_norm,
+        norms=family.norms,
+        rounds_late=family.rounds_late,
+        sliding_window=_window(keys),
+        sliding_layers=sliding_layers(
+            keys, config.get("layer_types"), num_layers, family.windows, unrotated
+        ),
+        unrotated_layers=unrotated,
+        embedding_multiplier=positive(keys, "embedding_multiplier"),
+        residual_multiplier=positive(keys, "residual_multiplier"),
+        logits_divisor=positive(keys, "logits_scaling"),
+    )
+
+
+def _heads(config: Keys, keys: Keys) -> tuple[int, int]:
+    """How many query heads there are, and the size of one."""
+    heads = positive_int(config, "num_attention_heads")
+    return heads, keys["head_dim"] or positive_int(config, "hidden_size") // heads
+
+
+def _kv_heads(keys: Keys, heads: int) -> int:
+    kv_heads: int = keys["num_key_value_heads"] or heads
+    if heads % kv_heads:
+        raise ModelError(
+            f"config.json: num_key_value_heads = {kv_heads} must divide "
+            f"num_attention_heads = {heads}"
+        )
+    return kv_heads
+
+
+def _attention_scale(keys: Keys, head_dim: int) -> float:
+    if keys["attention_multiplier"] is None:
+        return float(head_dim**-0.5)
+    return positive(keys, "attention_multiplier")
+
+
+def _biases(family: Family, keys: Keys) -> tuple[str, ...]:
+    optional = {"attention_bias": ATTENTION, "mlp_bias": MLP}
+    chosen = [names for key, names in optional.items() if keys[key]]
+    return sum(chosen, family.biases)
+
+
+def _window(keys: Keys) -> int | None:
+    if keys["sliding_window"] is None or not keys["use_sliding_window"]:
+        return None
+    return positive_int(keys, "sliding_window")
+
+
+def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
+    """config.json's eos_token_id: absent, one id or a list of them."""
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _refuse_unsupported(config: Keys) -> None:
+    _refuse_other_inputs(config)
+    one_of("model_type", config.get("model_type"), FAMILIES)
+    one_of("hidden_act", config.get("hidden_act", "silu"), SUPPORTED_ACTIVATIONS)
+    _refuse_quantised(config)
+
+
+def _refuse_other_inputs(config: Keys) -> None:
+    for key in ("vision_config", "audio_config"):
+        if config.get(key):
+            raise ModelError(
+                f"config.json: {key}: models that take more than text can't be served; "
+                "give the folder of a text model"
+            )
+
+
+def _refuse_quantised(config: Keys) -> None:
+    for key in ("quantization_config", "compression_config"):
+        if details := config.get(key):
+            method = details.get("quant_method") if isinstance(details, Mapping) else details
+            raise ModelError(
+                f"config.json: {key} (method {method}): quantised checkpoints can't be loaded; "
+                "give the model's unquantised one, of fp32, fp16 or bf16"
+            )

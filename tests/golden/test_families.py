@@ -1,0 +1,96 @@
+"""Every family and rope type against transformers: logits in fp32, likeliest tokens in bf16.
+
+Loud weights; prefill and 24 decode steps, each request alone and all in mixed batches, on
+1, 2, 3 and 5 stages. Stages run as threads of this process, so that many layouts cost
+little; what a stage loads and computes is what it would as a process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from orca_dist.core import Request, Sampling
+from tests.fixtures.checkpoints import LOUD_VOCAB_SIZE, loud_model
+from tests.fixtures.families import VARIANTS
+from tests.fixtures.thread_pipeline import Answer, ThreadPipeline, thread_pipeline
+from tests.golden.test_loud_llama import MAX_TOKENS, PROMPTS, TOLERANCE
+
+MIN_AGREEMENT = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truth:
+    """A folder, and what transformers makes of it."""
+
+    folder: Path
+    model: PreTrainedModel
+
+    def logits(self, ids: list[int]) -> np.ndarray:
+        """For every position of `ids`, [T, V]."""
+        with torch.inference_mode():
+            logits: np.ndarray = self.model(torch.tensor([ids])).logits[0].float().numpy()
+        return logits
+
+
+@pytest.fixture(scope="module", params=list(VARIANTS))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return loud_model(tmp_path_factory.mktemp("model"), VARIANTS[request.param])
+
+
+@pytest.fixture(scope="module")
+def truth(folder: Path) -> Truth:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return Truth(folder=folder, model=model)
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3, 5])
+def test_logits(truth: Truth, num_stages: int) -> None:
+    """Alone, then joining while others decode: right both times, and the same bits."""
+    with thread_pipeline(truth.folder, num_stages) as pipeline:
+        alone = [pipeline.alone(request) for request in _requests()]
+        mixed = _in_mixed_batches(pipeline)
+    for prompt, single, joined in zip(PROMPTS, alone, mixed, strict=True):
+        expected = truth.logits([*prompt, *single.tokens[:-1]])
+        np.testing.assert_allclose(_logits(single), expected, atol=TOLERANCE, rtol=0)
+        assert single.tokens == expected[len(prompt) - 1 :].argmax(-1).tolist()
+        assert joined.tokens == single.tokens
+        np.testing.assert_array_equal(_logits(joined), _logits(single))
+
+
+def test_bfloat16_agrees_on_the_likeliest_token(folder: Path) -> None:
+    """Both round, each in its own order: most tokens are the same, and none is NaN."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    truth, same = Truth(folder=folder, model=model), []
+    with thread_pipeline(folder, 2, dtype="bfloat16") as pipeline:
+        answers = _in_mixed_batches(pipeline)
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        ours, theirs = _logits(answer), truth.logits([*prompt, *answer.tokens[:-1]])
+        assert np.isfinite(ours).all()
+        same += (ours.argmax(-1) == theirs.argmax(-1)).tolist()
+    assert np.mean(same) >= MIN_AGREEMENT
+
+
+def _in_mixed_batches(pipeline: ThreadPipeline) -> list[Answer]:
+    before, requests = len(pipeline.plans), _requests()
+    answers = pipeline.run({0: requests[:2], 3: requests[2:]})
+    plans = pipeline.plans[before:]
+    assert any(1 in plan.lengths and max(plan.lengths) > 1 for plan in plans)
+    return [answers[request.id] for request in requests]
+
+
+def _requests() -> list[Request]:
+    sampling = Sampling(return_logits=True)
+    return [
+        Request(id=index, prompt=tuple(prompt), max_tokens=MAX_TOKENS, sampling=sampling)
+        for index, prompt in enumerate(PROMPTS)
+    ]
+
+
+def _logits(answer: Answer) -> np.ndarray:
+    return answer.logits(LOUD_VOCAB_SIZE)

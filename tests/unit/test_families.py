@@ -1,0 +1,130 @@
+"""What each family reads of config.json, against transformers' own defaults and modules."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+
+from orca_dist.errors import ModelError
+from orca_dist.spec import FAMILIES, ModelSpec, parse_spec
+from orca_dist.weights import model_tensors, tensor_shapes
+from orca_dist.weights.names import LM_HEAD
+from tests.fixtures.families import VARIANTS
+
+SIZES = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+SLIDES = {"use_sliding_window": True, "sliding_window": 9}
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def spec_of(model_type: str, **config: Any) -> ModelSpec:
+    return parse_spec({**SIZES, "model_type": model_type, **config})
+
+
+def without_ends(spec: ModelSpec) -> ModelSpec:
+    """A file that names no end of text has none; transformers' classes may."""
+    return dataclasses.replace(spec, eos_token_ids=(), dtype="")
+
+
+@pytest.mark.parametrize("model_type", list(FAMILIES))
+def test_keys_that_a_file_leaves_out_are_as_in_transformers(model_type: str) -> None:
+    """40 layers, so that rules of every 4th or from the 28th on show; 64 heads for 8 or 32."""
+    from transformers import AutoConfig
+
+    sizes = {**SIZES, "num_hidden_layers": 40, "hidden_size": 2048, "num_attention_heads": 64}
+    del sizes["num_key_value_heads"]
+    theirs = AutoConfig.for_model(model_type, **sizes).to_dict()
+    ours = parse_spec({**sizes, "model_type": model_type})
+    assert without_ends(ours) == without_ends(parse_spec(theirs))
+
+
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_names_and_shapes_are_those_of_transformers(name: str) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = copy.deepcopy({**SIZES, "pad_token_id": 0, **VARIANTS[name]})
+    made = AutoConfig.for_model(**config)
+    with torch.device("meta"):
+        theirs = AutoModelForCausalLM.from_config(made).state_dict()
+    spec = parse_spec(made.to_dict())
+    ours = tensor_shapes(spec, model_tensors(spec, frozenset({LM_HEAD})))
+    assert ours == {name: tuple(tensor.shape) for name, tensor in theirs.items()}
+
+
+def test_every_family_has_variants() -> None:
+    assert {config["model_type"] for config in VARIANTS.values()} == set(FAMILIES)
+
+
+def test_olmo2_rounds_late() -> None:
+    """In bf16 it shows in last bits only, which no comparison of likeliest tokens notices."""
+    late = [name for name in FAMILIES if spec_of(name).rounds_late]
+    assert late == ["olmo2"]
+
+
+def test_a_key_of_another_family_has_no_effect() -> None:
+    """As in transformers, where a class reads its own keys only."""
+    foreign = {"attention_multiplier": 3.0, "no_rope_layers": [0] * 5, "logits_scaling": 2.0}
+    assert spec_of("llama", **foreign, **SLIDES) == spec_of("llama")
+    assert spec_of("qwen2", attention_bias=False) == spec_of("qwen2")
+    assert spec_of("qwen2").biases == ("q", "k", "v")
+
+
+def test_which_layers_slide() -> None:
+    assert spec_of("mistral", sliding_window=9).sliding_layers == (0, 1, 2, 3, 4)
+    assert spec_of("mistral", sliding_window=None).sliding_layers == ()
+    assert spec_of("qwen2", sliding_window=9, max_window_layers=2).sliding_layers == ()
+    assert spec_of("qwen2", **SLIDES, max_window_layers=2).sliding_layers == (2, 3, 4)
+    assert spec_of("qwen3", **SLIDES, max_window_layers=9).sliding_layers == ()
+    assert spec_of("smollm3", **SLIDES, no_rope_layers=[1, 0, 1, 1, 0]).sliding_layers == (1, 4)
+    listed = spec_of("qwen2", **SLIDES, layer_types=[FULL, SLIDING, FULL, FULL, SLIDING])
+    assert [listed.window(index) for index in range(5)] == [None, 9, None, None, 9]
+
+
+def test_which_layers_are_rotated() -> None:
+    assert spec_of("smollm3").unrotated_layers == (3,)
+    assert spec_of("smollm3", no_rope_layer_interval=2).unrotated_layers == (1, 3)
+    listed = spec_of("smollm3", no_rope_layers=[1, 0, 1, 1, 0, 0])  # longer than the model
+    assert [listed.is_rotated(index) for index in range(5)] == [True, False, True, True, False]
+
+
+BAD = [
+    ("qwen2", {**SLIDES, "layer_types": [FULL]}, r"layer_types needs 5 names"),
+    ("qwen2", {**SLIDES, "layer_types": ["chunked_attention"] * 5}, r"'chunked_attention' is not"),
+    ("qwen2", {"layer_types": [SLIDING] * 5}, r"layer_types says sliding_attention for layers \[0"),
+    ("smollm3", {"sliding_window": 9, "layer_types": [SLIDING] * 5}, r"it can't be known"),
+    ("mistral", {"sliding_window": 9, "layer_types": [FULL] * 5}, r"layers \[\], but .* \[0, 1, 2"),
+    ("llama", {"layer_types": [FULL] * 4 + [SLIDING]}, r"for layers \[4\], but .* for \[\]"),
+    ("mistral", {"sliding_window": 0}, r"sliding_window = 0: needs a positive whole number"),
+    ("smollm3", {"no_rope_layers": [1]}, r"no_rope_layers needs 5 numbers"),
+    ("smollm3", {"no_rope_layer_interval": 0}, r"no_rope_layer_interval = 0"),
+    ("granite", {"logits_scaling": 0}, r"logits_scaling = 0: needs a positive number"),
+    ("granite", {"residual_multiplier": None}, r"residual_multiplier = None"),
+    ("olmo2", {"num_key_value_heads": 3}, r"num_key_value_heads = 3 must divide .* = 4"),
+    ("qwen3", {"max_position_embeddings": "long"}, r"max_position_embeddings = 'long'"),
+    ("gemma3_text", {}, r"model_type = 'gemma3_text' is not supported; supported: llama, mistral"),
+    ("qwen3_moe", {}, r"model_type = 'qwen3_moe'"),
+]
+
+
+@pytest.mark.parametrize(("model_type", "config", "problem"), BAD)
+def test_what_can_not_be_served_right_is_refused(
+    model_type: str, config: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ModelError, match=problem):
+        spec_of(model_type, **config)
+
+
+def test_layer_types_that_say_what_holds_anyway_are_fine() -> None:
+    assert spec_of("llama", layer_types=[FULL] * 5) == spec_of("llama")
+    slides = spec_of("mistral", sliding_window=9, layer_types=[SLIDING] * 5)
+    assert slides == spec_of("mistral", sliding_window=9)
