@@ -20,6 +20,9 @@ from orca_dist.cli.interrupts import Interrupted, handling, interrupt
 from orca_dist.cli.model import Model
 from orca_dist.cli.serve import Serve
 from orca_dist.cli.settings import Settings, load_settings
+from orca_dist.cli.sim_costs import CostFlags
+from orca_dist.cli.sim_workloads import WorkloadFlags
+from orca_dist.cli.simulate import Simulate
 from orca_dist.cli.usage import parse
 from orca_dist.errors import OrcaError
 
@@ -83,6 +86,12 @@ def commands(settings: Settings) -> dict[str, Any]:
         "generate": Generate(sampling=SamplingFlags(), client=settings.client, log=settings.log),
         "info": Info(client=settings.client, log=settings.log),
         "model": Model(action=tyro.MISSING, log=settings.log),
+        "simulate": Simulate(
+            workload=WorkloadFlags(),
+            cost=CostFlags(),
+            schedule=settings.schedule,
+            log=settings.log,
+        ),
     }
 
 
