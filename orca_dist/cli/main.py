@@ -23,6 +23,7 @@ from orca_dist.cli.settings import Settings, load_settings
 from orca_dist.cli.sim_costs import CostFlags
 from orca_dist.cli.sim_workloads import WorkloadFlags
 from orca_dist.cli.simulate import Simulate
+from orca_dist.cli.simulate_paper import SimulatePaper
 from orca_dist.cli.usage import parse
 from orca_dist.errors import OrcaError
 
@@ -69,6 +70,8 @@ def ended(command: Callable[[], int]) -> int:
 def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """As main, but errors are raised."""
     settings = load_settings(environment, config_path(arguments))
+    if tuple(arguments[:2]) == ("simulate", "paper"):
+        arguments = ["simulate-paper", *arguments[2:]]
     command: Command | None = parse(commands(settings), arguments)
     return 0 if command is None else command.run()
 
@@ -92,6 +95,7 @@ def commands(settings: Settings) -> dict[str, Any]:
             schedule=settings.schedule,
             log=settings.log,
         ),
+        "simulate-paper": SimulatePaper(log=settings.log),
     }
 
 

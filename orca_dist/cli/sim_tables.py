@@ -30,7 +30,9 @@ def print_report(report: Report, *, num_tokens: int, num_requests: int) -> None:
 
 def print_points(rates: Sequence[float], points: Sequence[Report]) -> None:
     """One line a rate."""
-    table = _table("rate", "requests/s", "s/token p50", "p90", "p99", "first token p50", "slots")
+    table = plain_table(
+        "rate", "requests/s", "s/token p50", "p90", "p99", "first token p50", "slots"
+    )
     for rate, point in zip(rates, points, strict=True):
         latency = point.normalized_latency_s
         table.add_row(
@@ -44,7 +46,7 @@ def print_points(rates: Sequence[float], points: Sequence[Report]) -> None:
 
 
 def _latencies(report: Report) -> Table:
-    table = _table("seconds", "p50", "p90", "p99")
+    table = plain_table("seconds", "p50", "p90", "p99")
     table.add_row("latency / tokens", *_cells(report.normalized_latency_s))
     table.add_row("first token", *_cells(report.ttft_s))
     table.add_row("each other token", *_cells(report.tpot_s))
@@ -52,7 +54,7 @@ def _latencies(report: Report) -> Table:
 
 
 def _stages(report: Report) -> Table:
-    table = _table("stage", "busy", "bubble")
+    table = plain_table("stage", "busy", "bubble")
     for index, stage in enumerate(report.stages):
         table.add_row(str(index), f"{stage.busy:.1%}", f"{stage.bubble:.1%}")
     return table
@@ -66,7 +68,8 @@ def _seconds(value: float | None) -> str:
     return NONE if value is None else f"{value:.4g}"
 
 
-def _table(*columns: str) -> Table:
+def plain_table(*columns: str) -> Table:
+    """The first column names the row, the others are numbers."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, name in enumerate(columns):
         table.add_column(name, justify="right" if index else "left")

@@ -19,8 +19,7 @@ layer, b bytes an element, h hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from orca_dist.core import Plan
 from orca_dist.errors import ConfigError
@@ -40,25 +39,19 @@ MEMORY_SHARE = 0.9  # of a device's memory, for weights and KV
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTime:
-    """Seconds of one iteration at one stage, by what they are spent on."""
+    """Seconds of one iteration at one stage, or in one layer, by what they are spent on."""
 
     matmul_s: float
     attention_s: float
-    embedding_s: float
-    head_s: float
     allreduce_s: float
     launch_s: float
+    embedding_s: float = 0.0
+    head_s: float = 0.0
 
     @property
     def total_s(self) -> float:
-        return (
-            self.matmul_s
-            + self.attention_s
-            + self.embedding_s
-            + self.head_s
-            + self.allreduce_s
-            + self.launch_s
-        )
+        layers_s = self.matmul_s + self.attention_s + self.allreduce_s + self.launch_s
+        return self.embedding_s + layers_s + self.head_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,20 +87,34 @@ class RooflineCost:
 
     def times(self, plan: Plan) -> PlanTimes:
         batch = batch_shape(plan)
-        stage_s = [self.stage_time(batch, stage).total_s for stage in range(self.num_stages)]
+        layer_s = self._layer_time(batch).total_s
+        stage_s = [layers * layer_s for layers in self.placement.split]
+        stage_s[0] += self._embedding_s(batch)
+        stage_s[-1] += self._head_s(batch)
         return PlanTimes(stage_s, batch.num_tokens * self._row_bytes / self.placement.link_bytes_s)
 
     def stage_time(self, batch: BatchShape, stage: int) -> StageTime:
         """The parts of one stage's time; see the head of this file."""
-        layers = self.placement.split[stage]
+        layers, layer = self.placement.split[stage], self._layer_time(batch)
         return StageTime(
-            matmul_s=layers * self._weights_s(self.shape.layer_weights, batch.num_tokens),
-            attention_s=layers * self._attention_s(batch),
-            embedding_s=0.0 if stage else batch.num_tokens * self._row_bytes / self._memory_bytes_s,
+            matmul_s=layers * layer.matmul_s,
+            attention_s=layers * layer.attention_s,
+            allreduce_s=layers * layer.allreduce_s,
+            launch_s=layers * layer.launch_s,
+            embedding_s=0.0 if stage else self._embedding_s(batch),
             head_s=self._head_s(batch) if stage == self.num_stages - 1 else 0.0,
-            allreduce_s=layers * self._allreduce_s(batch.num_tokens),
-            launch_s=layers * KERNELS_PER_LAYER * LAUNCH_GAP_S,
         )
+
+    def _layer_time(self, batch: BatchShape) -> StageTime:
+        return StageTime(
+            matmul_s=self._weights_s(self.shape.layer_weights, batch.num_tokens),
+            attention_s=self._attention_s(batch),
+            allreduce_s=self._allreduce_s(batch.num_tokens),
+            launch_s=KERNELS_PER_LAYER * LAUNCH_GAP_S,
+        )
+
+    def _embedding_s(self, batch: BatchShape) -> float:
+        return batch.num_tokens * self._row_bytes / self._memory_bytes_s
 
     def kv_tokens(self) -> int:
         """KV slots beside the weights, by the stage with the least room.
@@ -151,18 +158,3 @@ class RooflineCost:
             )
         per_slot = placement.split[stage] * shape.kv_elements * placement.itemsize
         return int(left / per_slot)
-
-
-def total(parts: Sequence[StageTime]) -> StageTime:
-    """Part by part over stages."""
-    matmul, attention, embedding, head, allreduce, launch = (
-        sum(values) for values in zip(*map(astuple, parts), strict=True)
-    )
-    return StageTime(
-        matmul_s=matmul,
-        attention_s=attention,
-        embedding_s=embedding,
-        head_s=head,
-        allreduce_s=allreduce,
-        launch_s=launch,
-    )
