@@ -49,6 +49,8 @@ line (after MODEL), `split: [8, 7, 7, 8]` in the file and `ORCA_SPLIT="8 7 7 8"`
 | 130, 143 | ended by SIGINT, SIGTERM |
 """
 
+SPOKEN = {"simulate-paper": "simulate paper"}
+
 JSON_DOCUMENTS = """
 ## JSON
 
@@ -59,6 +61,12 @@ JSON_DOCUMENTS = """
 - `info`: `model`, `stages` [{`index`, `node`, `pid`, `actor_id` (empty outside Ray),
   `device`, `layers` (their numbers), `state`}], `epoch`, `max_model_len`, `kv_tokens`,
   `version`
+- `simulate`: `throughput_req_s`, `normalized_latency_s`, `ttft_s` and `tpot_s` (each {`p50`,
+  `p90`, `p99`}), `stages` [{`busy`, `bubble`}], `decode_steps`, `slot_utilization`,
+  `preemptions`; with `--rates`, `points` [{`rate`, the same}]
+- `simulate paper`: `points` {`175b_at_190ms` {`orca_req_s`, `ft_req_s`, `ratio`}, `175b_peak`,
+  ...}, `efficiency`, `sensitivity` by its factor, `orca_batches` and `ft_batches` by their sizes
+  {`peak_req_s`, `at_target_req_s`, `latency_s`}, `homogeneous_peak_req_s`
 - `model show`: what the folder holds, as the plain output
 """
 
@@ -70,7 +78,7 @@ def page() -> str:
         if name == "model":
             sections += [_section(f"model {action}", kind) for action, kind in ACTIONS.items()]
         else:
-            sections.append(_section(name, type(command)))
+            sections.append(_section(SPOKEN.get(name, name), type(command)))
     return "\n".join(sections) + JSON_DOCUMENTS
 
 

@@ -90,6 +90,7 @@ def commands(settings: Settings) -> dict[str, Any]:
         "info": Info(client=settings.client, log=settings.log),
         "model": Model(action=tyro.MISSING, log=settings.log),
         "simulate": Simulate(
+            config=settings.config,
             workload=WorkloadFlags(),
             cost=CostFlags(),
             schedule=settings.schedule,

@@ -20,6 +20,7 @@ from orca_dist.spec import load_spec
 
 ITEMSIZE = {Dtype.AUTO: 2, Dtype.FLOAT16: 2, Dtype.BFLOAT16: 2, Dtype.FLOAT32: 4}
 MAX_SIZE = 10_000_000
+HEAD_DIM = 128
 MAX_STAGES = 1024
 
 
@@ -110,7 +111,9 @@ class CostFlags:
         if not model:
             if self.layers is None or self.hidden is None:
                 raise ConfigError("layers and hidden go together; give both, or MODEL")
-            return gpt_shape(self.layers, self.hidden)
+            if self.hidden % HEAD_DIM:
+                raise ConfigError(f"hidden = {self.hidden}: must be a multiple of {HEAD_DIM}")
+            return gpt_shape(self.layers, self.hidden, head_dim=HEAD_DIM)
         if self.layers is not None or self.hidden is not None:
             raise ConfigError(f"model = {model}: has layers of its own; leave --layers out")
         return shape_of(load_spec(_folder(model)))

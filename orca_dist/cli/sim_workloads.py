@@ -93,6 +93,8 @@ class WorkloadFlags:
 
 def _rate(text: str, word: str) -> float:
     try:
-        return float(word)
+        rate = float(word)
     except ValueError:
         raise ConfigError(f"rates = {text}: needs numbers, such as 1,2,4,8") from None
+    Arrivals(rate=rate).check()
+    return rate

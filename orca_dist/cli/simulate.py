@@ -32,6 +32,8 @@ class Simulate:
 
     model: Positional[str] = ""
     """Model folder whose shapes --gpu computes with; or the default model's name."""
+    config: Path | None = None
+    """YAML file with settings, a server's own; flags win over it."""
     plot: Path | None = None
     """Draw the pipeline over time (with --rates: latency over throughput) into this file:
     .png, .svg or .pdf; needs the extra orca-dist[plot]."""

@@ -11,9 +11,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def request_progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Yields a function of the requests done and in all; the bar appears at its first call."""
+    """Yields a function of the requests done and in all.
+
+    The bar appears at its first call, and only on a terminal.
+    """
+    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    bars = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    bars = Progress(
+        *columns,
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
 
     def update(done: int, total: int) -> None:
         if not bars.tasks:
