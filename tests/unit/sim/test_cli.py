@@ -19,10 +19,10 @@ GPT = "--layers 96 --hidden 12288 --gpu A100-40GB --tensor-parallel 8 --stages 2
 LLAMA = {
     "model_type": "llama",
     "num_hidden_layers": 4,
-    "hidden_size": 256,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 1024,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
     "vocab_size": 320,
 }
 FIELDS = {
@@ -98,9 +98,9 @@ def test_shapes_come_from_a_models_folder(
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     line = f"--gpu L4 --efficiency 1 --stages 2 {CLOSED.replace('--stages 1', '')}"
     found = document(f"{tmp_path} {line}", capfd)
-    layer_bytes = 2 * (2 * 256**2 + 2 * 256 * 128 + 3 * 256 * 1024)
-    least_s = 2 * layer_bytes / 300e9  # a stage reads its two layers
-    assert least_s < found["tpot_s"]["p50"] / 2 < 2 * least_s
+    layer_bytes = 2 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    least_s = 4 * layer_bytes / 300e9  # the stages read all layers
+    assert least_s < found["tpot_s"]["p50"] < 1.05 * least_s
 
 
 def test_costs_come_from_a_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
