@@ -50,6 +50,8 @@ line (after MODEL), `split: [8, 7, 7, 8]` in the file and `ORCA_SPLIT="8 7 7 8"`
 | 130, 143 | ended by SIGINT, SIGTERM |
 """
 
+SPOKEN = {"simulate-paper": "simulate paper"}
+
 JSON_DOCUMENTS = """
 ## JSON
 
@@ -72,6 +74,12 @@ JSON_DOCUMENTS = """
   measure), `goodput` {`slo` {`ttft_s`, `tpot_s`}, `share`, `req_s`} (null without bounds),
   `max_lag_s` (how late a request was sent), `interrupted`; with `--rates`: `interrupted` and
   `points` [{`rate`, and all the others}]
+- `simulate`: `throughput_req_s`, `normalized_latency_s`, `ttft_s` and `tpot_s` (each {`p50`,
+  `p90`, `p99`}), `stages` [{`busy`, `bubble`}], `decode_steps`, `slot_utilization`,
+  `preemptions`; with `--rates`, `points` [{`rate`, the same}]
+- `simulate paper`: `points` {`175b_at_190ms` {`orca_req_s`, `ft_req_s`, `ratio`}, `175b_peak`,
+  ...}, `efficiency`, `sensitivity` by its factor, `orca_batches` and `ft_batches` by their sizes
+  {`peak_req_s`, `at_target_req_s`, `latency_s`}, `homogeneous_peak_req_s`
 - `model show`: what the folder holds, as the plain output
 """
 
@@ -88,7 +96,7 @@ def page() -> str:
                 _section(f"{name} {action}", kind) for action, kind in NESTED[name].items()
             ]
         else:
-            sections.append(_section(name, type(command)))
+            sections.append(_section(SPOKEN.get(name, name), type(command)))
     return "\n".join(sections) + JSON_DOCUMENTS
 
 
