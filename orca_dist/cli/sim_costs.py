@@ -68,7 +68,8 @@ class CostFlags:
         if not self.gpu:
             ticks = TickCost(num_stages=schedule.stages, stage_s=self.stage_s)
             return SimulatedCost(cost=ticks, latency=self._latency)
-        roofline = RooflineCost(self._shape(model), self._placement(model, schedule))
+        shape = model_shape(model, self.layers, self.hidden)
+        roofline = RooflineCost(shape, self._placement(shape, schedule))
         return SimulatedCost(cost=roofline, latency=self._latency, kv_tokens=roofline.kv_tokens())
 
     @property
@@ -76,15 +77,12 @@ class CostFlags:
         return ControlLatency(plan_s=self.plan_latency_s, token_s=self.token_latency_s)
 
     def _check(self, model: str, schedule: ScheduleConfig) -> None:
-        _within("stages", schedule.stages, 1, MAX_STAGES)
-        _within("tensor_parallel", self.tensor_parallel, 1, MAX_STAGES)
-        for name, value in (("layers", self.layers), ("hidden", self.hidden)):
-            if value is not None:
-                _within(name, value, 1, MAX_SIZE)
-        _positive("stage_s", self.stage_s)
-        _positive("efficiency", self.efficiency)
+        within("stages", schedule.stages, 1, MAX_STAGES)
+        within("tensor_parallel", self.tensor_parallel, 1, MAX_STAGES)
+        positive("stage_s", self.stage_s)
+        positive("efficiency", self.efficiency)
         if self.link_gb_s is not None:
-            _positive("link_gb_s", self.link_gb_s)
+            positive("link_gb_s", self.link_gb_s)
         for name, latency_s in (
             ("plan_latency_s", self.plan_latency_s),
             ("token_latency_s", self.token_latency_s),
@@ -107,22 +105,10 @@ class CostFlags:
         if schedule.split and not shaped:
             raise ConfigError("split: needs MODEL, or --layers and --hidden, and --gpu")
 
-    def _shape(self, model: str) -> ModelShape:
-        if not model:
-            if self.layers is None or self.hidden is None:
-                raise ConfigError("layers and hidden go together; give both, or MODEL")
-            if self.hidden % HEAD_DIM:
-                raise ConfigError(f"hidden = {self.hidden}: must be a multiple of {HEAD_DIM}")
-            return gpt_shape(self.layers, self.hidden, head_dim=HEAD_DIM)
-        if self.layers is not None or self.hidden is not None:
-            raise ConfigError(f"model = {model}: has layers of its own; leave --layers out")
-        return shape_of(load_spec(_folder(model)))
-
-    def _placement(self, model: str, schedule: ScheduleConfig) -> Placement:
+    def _placement(self, shape: ModelShape, schedule: ScheduleConfig) -> Placement:
         device = find_device(self.gpu)
-        num_layers = self._shape(model).num_layers
         try:
-            split = split_layers(num_layers, schedule.stages, schedule.split or None)
+            split = split_layers(shape.num_layers, schedule.stages, schedule.split or None)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         return Placement(
@@ -143,7 +129,26 @@ class CostFlags:
         return SimulatedCost(cost=table, latency=table.latency, kv_tokens=table.kv_tokens)
 
 
-def _folder(model: str) -> Path:
+def model_shape(model: str, layers: int | None, hidden: int | None) -> ModelShape:
+    """Of a folder's config.json, or of a GPT of `layers` and `hidden`.
+
+    Raises ConfigError for what doesn't go together, ModelError for a bad folder.
+    """
+    for name, value in (("layers", layers), ("hidden", hidden)):
+        if value is not None:
+            within(name, value, 1, MAX_SIZE)
+    if model:
+        if layers is not None or hidden is not None:
+            raise ConfigError(f"model = {model}: has layers of its own; leave --layers out")
+        return shape_of(load_spec(model_folder(model)))
+    if layers is None or hidden is None:
+        raise ConfigError("layers and hidden go together; give both, or MODEL")
+    if hidden % HEAD_DIM:
+        raise ConfigError(f"hidden = {hidden}: must be a multiple of {HEAD_DIM}")
+    return gpt_shape(layers, hidden, head_dim=HEAD_DIM)
+
+
+def model_folder(model: str) -> Path:
     """Raises ConfigError where there is none."""
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -158,11 +163,13 @@ def _folder(model: str) -> Path:
     )
 
 
-def _within(name: str, value: int, low: int, high: int) -> None:
+def within(name: str, value: int, low: int, high: int) -> None:
+    """Raises ConfigError otherwise."""
     if not low <= value <= high:
         raise ConfigError(f"{name} = {value}: must be at least {low} and at most {high}")
 
 
-def _positive(name: str, value: float) -> None:
+def positive(name: str, value: float) -> None:
+    """Raises ConfigError otherwise."""
     if not 0 < value < math.inf:
         raise ConfigError(f"{name} = {value}: must be more than 0, and finite")

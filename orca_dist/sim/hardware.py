@@ -30,6 +30,9 @@ class Device:
         return max(self.nvlink_bytes_s, self.pcie_bytes_s) / 2
 
 
+NETWORK_BYTES_S = 100e9 / 8  # one direction between nodes: a 100 Gb/s adapter each
+
+
 def _device(
     name: str, tflop_s: float, memory_gb_s: float, memory_gb: float, nvlink: float, pcie: float
 ) -> Device:

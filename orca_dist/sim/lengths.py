@@ -19,6 +19,18 @@ class Lengths:
     high: int = 1
     listed: tuple[int, ...] = ()
 
+    @property
+    def longest(self) -> int:
+        """None is longer."""
+        return max(self.listed) if self.listed else self.high
+
+    @property
+    def mean(self) -> float:
+        """In the long run."""
+        if self.listed:
+            return sum(self.listed) / len(self.listed)
+        return (self.low + self.high) / 2
+
     def sampler(self, rng: random.Random) -> Callable[[int], int]:
         """The length of the index-th request."""
         listed = self.listed

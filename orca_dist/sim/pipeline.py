@@ -24,10 +24,15 @@ TOKEN = [0]  # what every request answers; never changed
 
 
 class PlanTimes(NamedTuple):
-    """How long each stage computes a plan, and how long its activations take to the next one."""
+    """How long each stage computes a plan, and how long its activations take to the next one.
+
+    `links_s`: where links differ, each one's time by the stage that it leaves; the last
+    stage's is not used.
+    """
 
     stage_s: Sequence[float]
     link_s: float = 0.0
+    links_s: Sequence[float] = ()
 
 
 class Cost(Protocol):
@@ -159,6 +164,7 @@ class VirtualPipeline:
     def _way(self, plan: Plan) -> PlanRun:
         """When it starts and ends at each stage: after its input has come and the stage is free."""
         times = self.cost.times(plan)
+        links_s = times.links_s or [times.link_s] * len(times.stage_s)
         starts_s: list[float] = []
         ends_s: list[float] = []
         ready_s = self.now_s + self._latency.plan_s
@@ -167,6 +173,6 @@ class VirtualPipeline:
             end_s = self._stage_free_s[stage] = start_s + service_s
             starts_s.append(start_s)
             ends_s.append(end_s)
-            ready_s = max(end_s, self._link_free_s[stage]) + times.link_s
+            ready_s = max(end_s, self._link_free_s[stage]) + links_s[stage]
             self._link_free_s[stage] = ready_s
         return PlanRun(plan, self.now_s, starts_s, ends_s, end_s + self._latency.token_s)

@@ -19,6 +19,7 @@ layer, b bytes an element, h hidden size, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from orca_dist.core import Plan
@@ -58,7 +59,8 @@ class StageTime:
 class Placement:
     """How a model lies on devices: `split` are the layers of each stage.
 
-    `link_bytes_s` is one direction between neighbouring stages, all their devices together.
+    `link_bytes_s` is one direction between neighbouring stages, all their devices together;
+    `links_bytes_s` says it for each stage's link to the next where they are not all alike.
     """
 
     split: tuple[int, ...]
@@ -67,6 +69,21 @@ class Placement:
     itemsize: int = 2
     efficiency: float = 1.0
     link_bytes_s: float
+    links_bytes_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Of one stage, all its devices together. `slot_bytes`: KV of one token in its layers."""
+
+    weights_bytes: int
+    slot_bytes: int
+    room_bytes: float
+
+    @property
+    def slots(self) -> int:
+        """Beside the weights; 0 or less where those alone don't fit."""
+        return math.floor((self.room_bytes - self.weights_bytes) / self.slot_bytes)
 
 
 class RooflineCost:
@@ -91,7 +108,12 @@ class RooflineCost:
         stage_s = [layers * layer_s for layers in self.placement.split]
         stage_s[0] += self._embedding_s(batch)
         stage_s[-1] += self._head_s(batch)
-        return PlanTimes(stage_s, batch.num_tokens * self._row_bytes / self.placement.link_bytes_s)
+        row_bytes = batch.num_tokens * self._row_bytes
+        return PlanTimes(
+            stage_s,
+            row_bytes / self.placement.link_bytes_s,
+            [row_bytes / link_bytes_s for link_bytes_s in self.placement.links_bytes_s],
+        )
 
     def stage_time(self, batch: BatchShape, stage: int) -> StageTime:
         """The parts of one stage's time; see the head of this file."""
@@ -123,6 +145,18 @@ class RooflineCost:
         """
         return min(self._stage_slots(stage) for stage in range(self.num_stages))
 
+    def stage_memory(self, stage: int) -> StageMemory:
+        """The embedding is the first stage's, the head, as large, the last one's."""
+        shape, placement = self.shape, self.placement
+        layers = placement.split[stage]
+        ends = (stage == 0) + (stage == self.num_stages - 1)
+        weights = layers * shape.layer_weights + ends * shape.head_weights
+        return StageMemory(
+            weights_bytes=weights * placement.itemsize,
+            slot_bytes=layers * shape.kv_elements * placement.itemsize,
+            room_bytes=placement.device.memory_bytes * placement.tensor_parallel * MEMORY_SHARE,
+        )
+
     def _weights_s(self, weights: int, rows: int) -> float:
         return max(
             2 * weights * rows / self._flop_s,
@@ -145,16 +179,11 @@ class RooflineCost:
         return 4 * (num - 1) / num * rows * self._row_bytes / self._device_link_bytes_s
 
     def _stage_slots(self, stage: int) -> int:
-        shape, placement = self.shape, self.placement
-        ends = (stage == 0) + (stage == self.num_stages - 1)
-        weights = placement.split[stage] * shape.layer_weights + ends * shape.head_weights
-        room = placement.device.memory_bytes * placement.tensor_parallel * MEMORY_SHARE
-        left = room - weights * placement.itemsize
-        if left <= 0:
+        memory, placement = self.stage_memory(stage), self.placement
+        if memory.weights_bytes >= memory.room_bytes:
             raise ConfigError(
-                f"stage {stage}: its weights take {weights * placement.itemsize / 1e9:.1f} GB, "
+                f"stage {stage}: its weights take {memory.weights_bytes / 1e9:.1f} GB, "
                 f"{MEMORY_SHARE:.0%} of {placement.tensor_parallel} x {placement.device.name} are "
-                f"{room / 1e9:.1f} GB; take more stages or a higher --tensor-parallel"
+                f"{memory.room_bytes / 1e9:.1f} GB; take more stages or a higher --tensor-parallel"
             )
-        per_slot = placement.split[stage] * shape.kv_elements * placement.itemsize
-        return int(left / per_slot)
+        return memory.slots

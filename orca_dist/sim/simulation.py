@@ -56,7 +56,8 @@ class Setup:
 class Record:
     """What happened. Requests by their place in the workload, stages by index; nan: not yet.
 
-    `num_entries` counts a request once for each plan that it was in.
+    `num_entries` counts a request once for each plan that it was in. `largest_plan`: most
+    requests in one; `most_admitted`: most of them at once in the pipeline's memory.
     """
 
     outs: Sequence[int]
@@ -69,6 +70,8 @@ class Record:
     num_decode_plans: int = 0
     num_entries: int = 0
     num_preempted: int = 0
+    largest_plan: int = 0
+    most_admitted: int = 0
     runs: list[PlanRun] = field(default_factory=list)
 
     @property
@@ -172,6 +175,8 @@ class _Simulation:
         record.num_plans += 1
         record.num_decode_plans += any(run.plan.samples)
         record.num_entries += len(run.plan.ids)
+        record.largest_plan = max(record.largest_plan, len(run.plan.ids))
+        record.most_admitted = max(record.most_admitted, self._scheduler.pool.num_admitted)
         for stage, start_s in enumerate(run.starts_s):
             record.busy_s[stage] += run.ends_s[stage] - start_s
         if len(record.runs) < self._setup.keep_runs:
