@@ -19,6 +19,7 @@ from orca_dist.cli.generate import Generate, SamplingFlags
 from orca_dist.cli.info import Info
 from orca_dist.cli.interrupts import Interrupted, handling, interrupt
 from orca_dist.cli.model import Model
+from orca_dist.cli.plan import Plan
 from orca_dist.cli.serve import Serve
 from orca_dist.cli.settings import Settings, load_settings
 from orca_dist.cli.sim_costs import CostFlags
@@ -99,6 +100,7 @@ def commands(settings: Settings) -> dict[str, Any]:
             log=settings.log,
         ),
         "simulate-paper": SimulatePaper(log=settings.log),
+        "plan": Plan(log=settings.log),
     }
 
 
