@@ -80,6 +80,13 @@ JSON_DOCUMENTS = """
 - `simulate paper`: `points` {`175b_at_190ms` {`orca_req_s`, `ft_req_s`, `ratio`}, `175b_peak`,
   ...}, `efficiency`, `sensitivity` by its factor, `orca_batches` and `ft_batches` by their sizes
   {`peak_req_s`, `at_target_req_s`, `latency_s`}, `homogeneous_peak_req_s`
+- `plan`: `gpu`, `num_devices`, `rate`, `slo_s`, `num_requests`, `candidates` (the best first)
+  [{`stages`, `tensor_parallel`, `num_devices`, `servable` (by `serve` of this version),
+  `max_batch_size`, `micro_batch_size`, `batching`, `forming`, `meets_slo`, `keeps_up`,
+  `throughput_req_s`, `normalized_latency_s` {`p50`, `p90`, `p99`}, `preemptions`, `kv_tokens`,
+  `bubble`, `reason`, `split` [{`node`, `num_layers`, `weights_bytes`, `kv_bytes`,
+  `room_bytes`} of all devices of a stage]}], `no_room` [{`stages`, `tensor_parallel`,
+  `needed_bytes`, `room_bytes`} of a device]
 - `model show`: what the folder holds, as the plain output
 """
 

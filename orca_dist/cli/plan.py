@@ -185,7 +185,7 @@ def _lack(misfit: Misfit) -> str:
     return (
         f"even as {_words(misfit.layout)} a device needs {_gb(misfit.needed_bytes)} for weights "
         f"and the longest request, and has {_gb(misfit.room_bytes)} ({MEMORY_SHARE:.0%} of its "
-        "memory)"
+        f"memory), {(misfit.needed_bytes - misfit.room_bytes) / 1e9:.3g} GB too little"
     )
 
 

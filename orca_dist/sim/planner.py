@@ -1,8 +1,9 @@
 """Which configuration of a cluster serves a workload: all that fit, simulated and ranked.
 
 Searches stages, devices a stage, batch sizes and batching policies. What can't fit
-is not simulated, nor is a larger batch size where the smaller was never reached:
-the run would be the same to the last event. Pure: no output, no file.
+is not simulated. Nor is a larger batch size where the smaller was never reached (the
+run would be the same to the last event), or a smaller one under request batching
+where the larger doesn't do: rarely would it be the better one. Pure: no output, no file.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from orca_dist.sim.spent import TalliedCost
 from orca_dist.sim.workload import Arrivals, Workload, make_workload
 
 BATCH_SIZES = (8, 32, 128)
+MICRO_BATCH_SIZE = 8  # at least, under request batching: the paper's best one
 LAGGING_SHARE = 0.5  # of all requests, still out when the last one comes
 IDLE_SHARE = 0.5  # of the time, from which on idle stages are what is named
 
@@ -42,6 +44,11 @@ class Demand:
     def longest(self) -> int:
         """Slots of the longest request that may come."""
         return self.prompt_lens.longest + self.output_lens.longest
+
+    @property
+    def all_slots(self) -> int:
+        """More than all requests together can fill, so that none would be missed."""
+        return 2 * self.num_requests * (self.longest + ScheduleConfig().block_size)
 
     @property
     def out_at_slo(self) -> float:
@@ -75,6 +82,7 @@ class StageRoom:
 class Candidate:
     """A configuration that fits, and how its run went.
 
+    `kv_tokens`: that there is room for; the run has no more than its requests could fill.
     `num_behind`: requests that were still out when the last one came.
     """
 
@@ -127,14 +135,15 @@ def search(
         for family in _families(layout, sorted(batch_sizes))
     ]
     total = sum(len(family) for _, family in families)
-    workload, done, found = demand.workload(), 0, []
+    workload, done = demand.workload(), 0
+    found: list[Candidate] = []
     for layout, family in families:
         on_progress(done, total)
         found += _distinct(target, layout, family, demand, workload)
         done += len(family)
     on_progress(total, total)
     found.sort(key=lambda candidate: _rank(candidate, sharded_too=sharded_too))
-    return Found(candidates=found, misfits=misfits)
+    return Found(candidates=tuple(found), misfits=tuple(misfits))
 
 
 def _rank(candidate: Candidate, *, sharded_too: bool) -> tuple[bool, bool, int, float]:
@@ -149,8 +158,8 @@ def _rank(candidate: Candidate, *, sharded_too: bool) -> tuple[bool, bool, int, 
 
 
 def _families(layout: Layout, batch_sizes: Sequence[int]) -> Iterator[list[ScheduleConfig]]:
-    """By policy, each from the smallest batch size on. With one stage, forming makes no
-    difference: there is one plan to share requests out to."""
+    """By policy, in the order in which one run may make the others needless. With one stage,
+    forming makes no difference: there is one plan to share requests out to."""
     stages = layout.num_stages
     for forming in (Forming.BALANCED, Forming.PAPER)[: 2 if stages > 1 else 1]:
         yield [
@@ -161,10 +170,10 @@ def _families(layout: Layout, batch_sizes: Sequence[int]) -> Iterator[list[Sched
         ScheduleConfig(
             stages=stages,
             max_batch_size=size,
-            micro_batch_size=-(-size // stages),
+            micro_batch_size=max(-(-size // stages), min(size, MICRO_BATCH_SIZE)),
             batching=Batching.REQUEST,
         )
-        for size in batch_sizes
+        for size in reversed(batch_sizes)
     ]
 
 
@@ -175,13 +184,19 @@ def _distinct(
     demand: Demand,
     workload: Workload,
 ) -> Iterator[Candidate]:
-    """Up to the first batch size that was no bound."""
+    """Up to the run that says enough of the others."""
     kv_tokens = target.cost(layout).kv_tokens()
     for bare in family:
-        schedule = replace(bare, kv_tokens=kv_tokens)
+        schedule = replace(bare, kv_tokens=min(kv_tokens, demand.all_slots))
         cost = TalliedCost(target.cost(layout))
         record = simulate(Setup(schedule=schedule, cost=cost), workload)
-        run = _Run(schedule=schedule, cost=cost, record=record, report=make_report(record))
+        run = _Run(
+            schedule=schedule,
+            cost=cost,
+            record=record,
+            report=make_report(record),
+            slo_s=demand.slo_s,
+        )
         yield Candidate(
             layout=layout,
             schedule=schedule,
@@ -189,12 +204,12 @@ def _distinct(
             kv_tokens=kv_tokens,
             report=run.report,
             latency_s=run.latency_s,
-            meets_slo=run.latency_s <= demand.slo_s,
+            meets_slo=run.meets_slo,
             num_behind=run.num_behind,
             keeps_up=run.keeps_up,
-            reason=_reason(run, demand.slo_s),
+            reason=_reason(run),
         )
-        if not run.is_bound:
+        if run.is_enough:
             return
 
 
@@ -220,6 +235,11 @@ class _Run:
     cost: TalliedCost
     record: Record
     report: Report
+    slo_s: float
+
+    @property
+    def meets_slo(self) -> bool:
+        return self.latency_s <= self.slo_s
 
     @property
     def latency_s(self) -> float:
@@ -238,13 +258,25 @@ class _Run:
         return self.num_behind <= LAGGING_SHARE * len(self.record.outs)
 
     @property
-    def is_bound(self) -> bool:
-        """Whether a larger max_batch_size could have changed anything."""
-        schedule, record = self.schedule, self.record
-        size = schedule.max_batch_size
-        if schedule.batching is Batching.REQUEST:
-            return schedule.stages > 1 or record.most_admitted >= size
-        return record.largest_plan >= size or record.most_admitted >= inflight(schedule) * size
+    def is_enough(self) -> bool:
+        """Whether the next batch size changes nothing, or (request batching) hardly helps."""
+        if self.schedule.batching is Batching.REQUEST:
+            return not (self.keeps_up and self.meets_slo)
+        in_full = self.record.largest_plan >= self.schedule.max_batch_size
+        return not in_full and self.record.most_admitted < self.num_places
+
+    @property
+    def num_places(self) -> int:
+        """Requests that may be admitted, iteration by iteration."""
+        return inflight(self.schedule) * self.schedule.max_batch_size
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Some waited at the last arrival, though places were free; not for their batch to end."""
+        if self.schedule.batching is Batching.REQUEST:
+            return False
+        admitted = self.record.most_admitted
+        return self.num_behind > admitted < self.num_places
 
     @property
     def idle_share(self) -> float:
@@ -252,20 +284,23 @@ class _Run:
         return max(stage.bubble for stage in self.report.stages)
 
 
-def _reason(run: _Run, slo_s: float) -> str:
+def _reason(run: _Run) -> str:
     """By how much the bound is missed, what stands in the way of more, what takes the time."""
-    missed_s = run.latency_s - slo_s
-    parts = [f"SLO missed by {missed_s:.3g} s ({missed_s / slo_s:.0%})"] if missed_s > 0 else []
     name, share = run.cost.largest()
-    return "; ".join([*parts, *_limits(run), f"{share:.0%} of the time is {name}"])
+    return "; ".join([*_limits(run), f"{share:.0%} of the time is {name}"])
 
 
 def _limits(run: _Run) -> Iterator[str]:
+    if not run.meets_slo:
+        missed_s = run.latency_s - run.slo_s
+        yield f"SLO missed by {missed_s:.3g} s ({missed_s / run.slo_s:.0%})"
     if not run.keeps_up:
         yield f"falls behind: {run.num_behind} of {len(run.record.outs)} out at the last arrival"
     if preempted := run.report.preemptions:
         yield f"memory: {preempted} preemptions with {run.schedule.kv_tokens} KV slots"
-    if run.is_bound and run.record.largest_plan >= run.schedule.max_batch_size:
+    elif run.lacks_memory:
+        yield f"memory: {run.schedule.kv_tokens} KV slots hold {run.record.most_admitted} requests"
+    if run.record.largest_plan >= run.schedule.max_batch_size:
         yield f"batches are full at {run.schedule.max_batch_size}"
     if run.idle_share > IDLE_SHARE:
         yield f"stages idle up to {run.idle_share:.0%}"

@@ -86,4 +86,4 @@ def quantile(ordered: Sequence[float], share: float) -> float | None:
 
 
 def _share(busy: float) -> StageShare:
-    return StageShare(busy=busy, bubble=1 - busy)
+    return StageShare(busy=busy, bubble=max(0.0, 1 - busy))

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from orca_dist.core import Plan
 from orca_dist.sim.batch import batch_shape
 from orca_dist.sim.pipeline import PlanTimes
 from orca_dist.sim.roofline import RooflineCost
 
-LINK = "link"
+EVERY = 16  # plans, of which one is looked at: enough to see where time goes
 
 
 class TalliedCost:
-    """As `cost`, whose seconds `spent_s` adds up over plans: of the slowest stage, by its
-    parts, and of the slowest link, as LINK."""
+    """As `cost`; `spent_s` adds up the seconds of every 16th plan: of its slowest stage, by
+    parts, and of its slowest link."""
 
     def __init__(self, cost: RooflineCost) -> None:
-        self.spent_s: Counter[str] = Counter()
+        self.spent_s: dict[str, float] = {}
         self._cost = cost
 
     @property
@@ -25,18 +23,25 @@ class TalliedCost:
         return self._cost.num_stages
 
     def times(self, plan: Plan) -> PlanTimes:
-        times, spent_s = self._cost.times(plan), self.spent_s
+        times = self._cost.times(plan)
+        if plan.seq % EVERY == 0:
+            self._look_at(plan, times)
+        return times
+
+    def _look_at(self, plan: Plan, times: PlanTimes) -> None:
         slowest = max(range(self.num_stages), key=times.stage_s.__getitem__)
         part = self._cost.stage_time(batch_shape(plan), slowest)
-        spent_s["matmul"] += part.matmul_s
-        spent_s["attention"] += part.attention_s
-        spent_s["all-reduce"] += part.allreduce_s
-        spent_s["kernel launches"] += part.launch_s
-        spent_s["embedding and head"] += part.embedding_s + part.head_s
-        spent_s[LINK] += max(times.links_s[:-1], default=0.0)
-        return times
+        self._add("matmul", part.matmul_s)
+        self._add("attention", part.attention_s)
+        self._add("all-reduce", part.allreduce_s)
+        self._add("kernel launches", part.launch_s)
+        self._add("embedding and head", part.embedding_s + part.head_s)
+        self._add("link", max(times.links_s[:-1], default=0.0))
+
+    def _add(self, name: str, seconds: float) -> None:
+        self.spent_s[name] = self.spent_s.get(name, 0.0) + seconds
 
     def largest(self) -> tuple[str, float]:
         """What takes most, and its share of a stage and the link after it."""
-        (name, spent_s), *_ = self.spent_s.most_common(1)
-        return name, spent_s / self.spent_s.total()
+        name = max(self.spent_s, key=self.spent_s.__getitem__)
+        return name, self.spent_s[name] / sum(self.spent_s.values())

@@ -74,8 +74,11 @@ def test_the_table_says_the_same(capfd: pytest.CaptureFixture[str]) -> None:
 def test_the_simulator_needs_none_of_the_heavy_packages(tmp_path: Path) -> None:
     (tmp_path / "w.csv").write_text("prompt,out\n3,2\n4,5\n")
     lines = (CLOSED, GPT + " --num-requests 5", f"--workload {tmp_path / 'w.csv'}")
-    runs = "; ".join(f"codes.append(main({['simulate', *line.split()]!r}))" for line in lines)
-    code = f"codes = []; from orca_dist.cli.main import main; {runs}; assert codes == [0] * 3"
+    commands = [f"simulate {line}" for line in lines]
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    commands.append(f"plan {tmp_path} --gpu L4 --gpus-per-node 2 --rate 1 --num-requests 10")
+    runs = "; ".join(f"codes.append(main({line.split()!r}))" for line in commands)
+    code = f"codes = []; from orca_dist.cli.main import main; {runs}; assert codes == [0] * 4"
     blocked = ("torch", "ray", "grpc", "numpy", "google", "tokenizers", "matplotlib")
     done = run_blocked(code, *blocked)
     assert done.returncode == 0, done.stderr
