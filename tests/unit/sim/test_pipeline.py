@@ -15,9 +15,12 @@ from orca_dist.sim.pipeline import ControlLatency, PlanRun, PlanTimes, VirtualPi
 class Fixed:
     """Stages of given times; remembers what it is told."""
 
-    def __init__(self, stage_s: list[float], link_s: float = 0.0) -> None:
+    def __init__(
+        self, stage_s: list[float], link_s: float = 0.0, links_s: Sequence[float] = ()
+    ) -> None:
         self.stage_s = stage_s
         self.link_s = link_s
+        self.links_s = links_s
         self.runs: list[PlanRun] = []
         self.outputs: list[Output] = []
 
@@ -26,7 +29,7 @@ class Fixed:
         return len(self.stage_s)
 
     def times(self, plan: Plan) -> PlanTimes:
-        return PlanTimes(self.stage_s, self.link_s)
+        return PlanTimes(self.stage_s, self.link_s, self.links_s)
 
     def sent(self, run: PlanRun) -> None:
         self.runs.append(run)
@@ -61,6 +64,12 @@ def test_activations_take_their_time_and_a_link_carries_one_plan_at_a_time() -> 
     assert first.starts_s == [0, 6]
     assert second.starts_s == [1, 11]
     assert second.returned_s == 12
+
+
+def test_links_may_differ() -> None:
+    first, second = run_two(Fixed([1.0] * 3, links_s=[0.5, 5.0, 100.0]), ControlLatency())
+    assert (first.starts_s, first.returned_s) == ([0, 1.5, 7.5], 8.5)
+    assert (second.starts_s, second.returned_s) == ([1, 2.5, 12.5], 13.5)
 
 
 def test_latencies_delay_the_plan_and_the_token_but_keep_no_stage_busy() -> None:

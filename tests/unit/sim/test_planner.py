@@ -154,6 +154,12 @@ def test_the_fewest_devices_win_where_all_do() -> None:
     assert found.candidates[0].latency_s == pytest.approx(WHOLE_S, rel=0.05)
 
 
+def test_a_faster_one_on_more_devices_is_no_better() -> None:
+    found = search(target(1, 2, ROOMY), DEMAND, sharded_too=True)
+    assert found.candidates[0].layout == layout(1)
+    assert alone(found, 1, 2)[0].latency_s < 0.6 * found.candidates[0].latency_s
+
+
 def test_more_stages_win_where_one_can_not_keep_up() -> None:
     """A request at a time takes 10 iterations; three halves of that rate come in."""
     busy = replace(DEMAND, rate=1.5 / (10 * WHOLE_S), slo_s=2.5 * WHOLE_S, num_requests=120)
@@ -211,6 +217,20 @@ def test_larger_batches_are_left_out_where_they_change_nothing() -> None:
         assert [replace(each, slot_utilization=0) for each in same] == [
             replace(small.report, slot_utilization=0)
         ]
+
+
+def test_larger_batches_are_tried_where_the_smaller_are_full() -> None:
+    found = search(target(1, 1, ROOMY), replace(DEMAND, rate=100.0), (1, 2, 4))
+    continuous = [c for c in found.candidates if c.schedule.batching is Batching.ITERATION]
+    assert [each.schedule.max_batch_size for each in continuous] == [4, 2, 1]  # by latency
+
+
+def test_smaller_ones_are_not_tried_under_request_batching_where_the_larger_fails() -> None:
+    flood = replace(DEMAND, rate=1000.0, slo_s=1e-3)
+    for demand, sizes in ((DEMAND, [8, 4]), (flood, [8])):
+        found = search(target(1, 1, ROOMY), demand, (4, 8))
+        batches = [c.schedule for c in found.candidates if c.schedule.batching is Batching.REQUEST]
+        assert sorted((each.max_batch_size for each in batches), reverse=True) == sizes
 
 
 def test_one_stage_has_no_forming_to_choose() -> None:
