@@ -16,6 +16,13 @@ MAX_TIMEOUT_S = 86400.0
 MAX_CPUS = 1024
 MAX_TOKENS = 2**31
 MAX_WAIT = 1_000_000
+TIMEOUTS = (
+    "start_timeout_s",
+    "recovery_timeout_s",
+    "heartbeat_s",
+    "step_limit_s",
+    "link_timeout_s",
+)
 
 
 class Launcher(StrEnum):
@@ -181,6 +188,10 @@ class EngineConfig(ScheduleConfig):
     """Most prompt tokens of waiting requests; one that would wait alone is always taken."""
     start_timeout_s: float = 180.0
     """Longest wait for all stages to be placed, loaded and connected."""
+    recovery: Switch = Switch.ON
+    """Replace a lost stage and go on with all requests; off: end with the pipeline."""
+    recovery_timeout_s: float = 90.0
+    """Longest time for a recovery; after it the pipeline is lost."""
     heartbeat_s: float = 5.0
     """A stage that is silent for this long is lost."""
     step_limit_s: float = 60.0
@@ -194,7 +205,7 @@ class EngineConfig(ScheduleConfig):
         for name in ("max_queue", "max_queue_tokens"):
             _at_least_one(name, getattr(self, name))
         _check_num_tokens("max_model_len", self.max_model_len)
-        for name in ("start_timeout_s", "heartbeat_s", "step_limit_s", "link_timeout_s"):
+        for name in TIMEOUTS:
             if not 0 < getattr(self, name) <= MAX_TIMEOUT_S:
                 raise ConfigError(
                     f"{name} = {getattr(self, name)}: must be more than 0 and at most "
@@ -252,6 +263,7 @@ _CLOSED_SETS: dict[str, type[StrEnum]] = {
     "chunk_overlap": Switch,
     "refuse_late": Switch,
     "prefix_cache": Switch,
+    "recovery": Switch,
 }
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
+from orca_dist.cli.bench import BENCHES
 from orca_dist.cli.knobs import Knob, knobs
 from orca_dist.cli.main import commands
 from orca_dist.cli.model import ACTIONS
@@ -61,6 +62,18 @@ JSON_DOCUMENTS = """
 - `info`: `model`, `stages` [{`index`, `node`, `pid`, `actor_id` (empty outside Ray),
   `device`, `layers` (their numbers), `state`}], `epoch`, `max_model_len`, `kv_tokens`,
   `version`
+- `bench scheduler`: `rows` [{`waiting`, `running`, `us_per_iteration`, `select_us`,
+  `on_result_us`}]
+- `bench offline`: `total_tok_s`, `output_tok_s`, `wall_s`, `startup_s`, `ttft_s` (median),
+  `stages` [{`busy`, `bubble`}], `peak_rss_mb` (all processes, shared pages once),
+  `prompt_tokens`, `output_tokens`, `cached_tokens`, `preempted`, `iterations`
+- `bench serve`: `requests` (sent), `completed`, `unfinished` (out when interrupted), `errors`
+  {status: count}, `duration_s`, `throughput_req_s`, `output_tok_s`, `total_tok_s`,
+  `prompt_tokens`, `output_tokens`, `cached_tokens`, `normalized_latency_s`, `ttft_s`, `tpot_s`,
+  `inter_token_s`, `latency_s` (each {`p50`, `p90`, `p99`}, null where there is nothing to
+  measure), `goodput` {`slo` {`ttft_s`, `tpot_s`}, `share`, `req_s`} (null without bounds),
+  `max_lag_s` (how late a request was sent), `interrupted`; with `--rates`: `interrupted` and
+  `points` [{`rate`, and all the others}]
 - `simulate`: `throughput_req_s`, `normalized_latency_s`, `ttft_s` and `tpot_s` (each {`p50`,
   `p90`, `p99`}), `stages` [{`busy`, `bubble`}], `decode_steps`, `slot_utilization`,
   `preemptions`; with `--rates`, `points` [{`rate`, the same}]
@@ -71,12 +84,17 @@ JSON_DOCUMENTS = """
 """
 
 
+NESTED: dict[str, dict[str, Any]] = {"model": ACTIONS, "bench": BENCHES}
+
+
 def page() -> str:
     """The whole of docs/cli.md."""
     sections = [HEAD]
     for name, command in commands(Settings()).items():
-        if name == "model":
-            sections += [_section(f"model {action}", kind) for action, kind in ACTIONS.items()]
+        if name in NESTED:
+            sections += [
+                _section(f"{name} {action}", kind) for action, kind in NESTED[name].items()
+            ]
         else:
             sections.append(_section(SPOKEN.get(name, name), type(command)))
     return "\n".join(sections) + JSON_DOCUMENTS
@@ -122,6 +140,8 @@ def _value(kind: Any) -> str:
         return "numbers"
     if kind == tuple[str, ...]:
         return "text"
+    if kind == tuple[Path, ...]:
+        return "paths"
     if options:
         return _value(options[0])
     if issubclass(kind, StrEnum):

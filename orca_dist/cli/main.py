@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import tyro
 
 from orca_dist import __version__
+from orca_dist.cli.bench import Bench
 from orca_dist.cli.generate import Generate, SamplingFlags
 from orca_dist.cli.info import Info
 from orca_dist.cli.interrupts import Interrupted, handling, interrupt
@@ -89,6 +90,7 @@ def commands(settings: Settings) -> dict[str, Any]:
         "generate": Generate(sampling=SamplingFlags(), client=settings.client, log=settings.log),
         "info": Info(client=settings.client, log=settings.log),
         "model": Model(action=tyro.MISSING, log=settings.log),
+        "bench": Bench(part=tyro.MISSING, log=settings.log),
         "simulate": Simulate(
             config=settings.config,
             workload=WorkloadFlags(),

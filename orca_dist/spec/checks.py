@@ -24,6 +24,11 @@ def positive(values: Mapping[str, Any], key: str) -> float:
     return float(value)
 
 
+def positive_int_or(values: Mapping[str, Any], key: str, otherwise: int) -> int:
+    """As `positive_int`; `otherwise` where the value is null."""
+    return otherwise if values.get(key) is None else positive_int(values, key)
+
+
 def one_of(key: str, value: object, supported: Iterable[str]) -> None:
     """Raises ModelError unless `value` is among `supported`."""
     if value not in tuple(supported):

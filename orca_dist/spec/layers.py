@@ -53,6 +53,8 @@ def _made(
     if windows is Windows.UNROTATED:
         return unrotated
     first = keys["max_window_layers"] if windows is Windows.UPPER else 0
+    if not isinstance(first, int) or first < 0:
+        raise ModelError(f"config.json: max_window_layers = {first!r}: needs a whole number")
     return tuple(range(first, num_layers))
 
 

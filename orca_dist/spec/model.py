@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orca_dist.errors import ModelError
-from orca_dist.spec.checks import one_of, positive, positive_int
+from orca_dist.spec.checks import one_of, positive, positive_int, positive_int_or
 from orca_dist.spec.families import (
     ATTENTION,
     FAMILIES,
@@ -122,9 +122,9 @@ def parse_spec(config: Keys) -> ModelSpec:
         head_dim=head_dim,
         vocab_size=positive_int(config, "vocab_size"),
         max_model_len=max_len,
-        rms_norm_eps=keys["rms_norm_eps"],
+        rms_norm_eps=positive(keys, "rms_norm_eps"),
         rope=parse_rope(config, head_dim=head_dim, max_len=max_len, theta=family.rope_theta),
-        tie_word_embeddings=keys["tie_word_embeddings"],
+        tie_word_embeddings=bool(keys["tie_word_embeddings"]),
         eos_token_ids=token_ids(config.get("eos_token_id")),
         dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
         attention_scale=_attention_scale(keys, head_dim),
@@ -146,11 +146,12 @@ def parse_spec(config: Keys) -> ModelSpec:
 def _heads(config: Keys, keys: Keys) -> tuple[int, int]:
     """How many query heads there are, and the size of one."""
     heads = positive_int(config, "num_attention_heads")
-    return heads, keys["head_dim"] or positive_int(config, "hidden_size") // heads
+    share = max(1, positive_int(config, "hidden_size") // heads)
+    return heads, positive_int_or(keys, "head_dim", share)
 
 
 def _kv_heads(keys: Keys, heads: int) -> int:
-    kv_heads: int = keys["num_key_value_heads"] or heads
+    kv_heads = positive_int_or(keys, "num_key_value_heads", heads)
     if heads % kv_heads:
         raise ModelError(
             f"config.json: num_key_value_heads = {kv_heads} must divide "

@@ -130,8 +130,8 @@ def _yarn(rope: Mapping[str, Any], theta: float, original_len: int, max_len: int
         theta=theta,
         factor=factor,
         original_max_len=original_len,
-        beta_fast=float(rope.get("beta_fast") or 32),
-        beta_slow=float(rope.get("beta_slow") or 1),
+        beta_fast=positive({"beta_fast": rope.get("beta_fast") or 32}, "beta_fast"),
+        beta_slow=positive({"beta_slow": rope.get("beta_slow") or 1}, "beta_slow"),
         truncate=bool(rope.get("truncate", True)),
         attention_factor=_yarn_attention_factor(rope, factor),
     )

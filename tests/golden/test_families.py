@@ -18,10 +18,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from orca_dist.core import Request, Sampling
 from tests.fixtures.checkpoints import LOUD_VOCAB_SIZE, loud_model
 from tests.fixtures.families import VARIANTS
-from tests.fixtures.thread_pipeline import Answer, ThreadPipeline, thread_pipeline
+from tests.fixtures.thread_pipeline import Answer, Schedule, ThreadPipeline, thread_pipeline
 from tests.golden.test_loud_llama import MAX_TOKENS, PROMPTS, TOLERANCE
 
 MIN_AGREEMENT = 0.9
+NUM_STAGES = (1, 2, 3, 5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ def truth(folder: Path) -> Truth:
     return Truth(folder=folder, model=model)
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 3, 5])
+@pytest.mark.parametrize("num_stages", NUM_STAGES)
 def test_logits(truth: Truth, num_stages: int) -> None:
     """Alone, then joining while others decode: right both times, and the same bits."""
     with thread_pipeline(truth.folder, num_stages) as pipeline:
@@ -68,12 +69,27 @@ def test_bfloat16_agrees_on_the_likeliest_token(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     truth, same = Truth(folder=folder, model=model), []
     with thread_pipeline(folder, 2, dtype="bfloat16") as pipeline:
-        answers = _in_mixed_batches(pipeline)
-    for prompt, answer in zip(PROMPTS, answers, strict=True):
-        ours, theirs = _logits(answer), truth.logits([*prompt, *answer.tokens[:-1]])
+        alone = [pipeline.alone(request) for request in _requests()]
+        mixed = _in_mixed_batches(pipeline)
+    for prompt, single, joined in zip(PROMPTS, alone, mixed, strict=True):
+        ours, theirs = _logits(single), truth.logits([*prompt, *single.tokens[:-1]])
+        np.testing.assert_array_equal(_logits(joined), ours)
         assert np.isfinite(ours).all()
         same += (ours.argmax(-1) == theirs.argmax(-1)).tolist()
     assert np.mean(same) >= MIN_AGREEMENT
+
+
+def test_a_prompt_in_chunks_has_the_same_bits(folder: Path) -> None:
+    """Chunks of at most 21 tokens, in several iterations and in flight at once."""
+    request = _requests()[-1]
+    with thread_pipeline(folder, 3, dtype="bfloat16") as pipeline:
+        whole = pipeline.alone(request)
+    schedule = Schedule(max_batch_tokens=21)
+    with thread_pipeline(folder, 3, dtype="bfloat16", schedule=schedule) as pipeline:
+        chunked = pipeline.alone(request)
+        assert [max(plan.lengths) for plan in pipeline.plans[:6]] == [21, 21, 21, 21, 21, 15]
+    assert chunked.tokens == whole.tokens
+    np.testing.assert_array_equal(_logits(chunked), _logits(whole))
 
 
 def _in_mixed_batches(pipeline: ThreadPipeline) -> list[Answer]:

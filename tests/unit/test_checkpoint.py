@@ -17,7 +17,7 @@ from orca_dist.spec import load_spec
 from orca_dist.weights import check_folder, describe, read_headers, stage_tensors
 from orca_dist.weights.checkpoint import Checkpoint
 from orca_dist.weights.headers import INDEX_FILE, SINGLE_FILE
-from tests.fixtures.checkpoints import loud_llama
+from tests.fixtures.checkpoints import loud_llama, loud_model
 
 CPU = torch.device("cpu")
 SHARD_4 = "model-00004-of-00006.safetensors"
@@ -235,6 +235,14 @@ def test_describe_counts_what_is_there(folder: Path, tensors: dict[str, torch.Te
     assert facts["weights_bytes"] == 4 * facts["parameters"]
     assert facts["tensors_by_dtype"] == {"F32": len(tensors)}
     assert (facts["num_layers"], len(facts["shards"])) == (5, 6)
+
+
+def test_describe_tells_of_rope_what_its_type_uses(tmp_path: Path) -> None:
+    parameters = {"rope_theta": 5e5, "rope_type": "linear", "factor": 4.0}
+    config = {"model_type": "llama", "num_hidden_layers": 1, "rope_parameters": parameters}
+    facts = describe(loud_model(tmp_path / "m", config))
+    assert facts["rope"] == {"rope_type": "linear", "theta": 5e5, "factor": 4.0}
+    assert str(facts["rope"]).startswith("{'rope_type': 'linear'")  # as `model show` prints it
 
 
 def test_checking_needs_no_torch(folder: Path) -> None:

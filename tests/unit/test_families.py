@@ -111,6 +111,11 @@ BAD = [
     ("granite", {"residual_multiplier": None}, r"residual_multiplier = None"),
     ("olmo2", {"num_key_value_heads": 3}, r"num_key_value_heads = 3 must divide .* = 4"),
     ("qwen3", {"max_position_embeddings": "long"}, r"max_position_embeddings = 'long'"),
+    ("qwen2", {**SLIDES, "max_window_layers": "some"}, r"max_window_layers = 'some'"),
+    ("llama", {"num_key_value_heads": "two"}, r"num_key_value_heads = 'two'"),
+    ("llama", {"num_key_value_heads": 0}, r"num_key_value_heads = 0"),
+    ("llama", {"head_dim": -1}, r"head_dim = -1"),
+    ("llama", {"rms_norm_eps": None}, r"rms_norm_eps = None"),
     ("gemma3_text", {}, r"model_type = 'gemma3_text' is not supported; supported: llama, mistral"),
     ("qwen3_moe", {}, r"model_type = 'qwen3_moe'"),
 ]

@@ -107,6 +107,7 @@ BAD_ROPES = [
     ({**ROPES["llama3"], "low_freq_factor": None}, r"low_freq_factor = None"),
     ({**ROPES["llama3"], "low_freq_factor": 4.0}, r"low_freq_factor = 4\.0 must be less"),
     ({**ROPES["yarn"], "attention_factor": -1}, r"attention_factor = -1"),
+    ({**ROPES["yarn"], "beta_fast": "32"}, r"beta_fast = '32'"),
     ({**ROPES["yarn"], "original_max_position_embeddings": 0}, r"original_max\w+ = 0"),
     ({**ROPES["longrope"], "short_factor": [1.0]}, r"short_factor needs 8 numbers"),
     ({**ROPES["longrope"], "long_factor": None}, r"long_factor needs 8 numbers"),

@@ -125,7 +125,7 @@ def test_decodes_ride_along_with_the_chunks_of_a_prompt() -> None:
     pipeline.submit_at(10, make_request(1, prompt_len=2000, max_tokens=2))
     log = pipeline.run()
     assert max(run.plan.num_tokens for run in log.runs) <= 64
-    returns = [run.returned_at for run in log.runs_of(0)]
+    returns = [run.returned_s for run in log.runs_of(0)]
     gaps = [after - before for before, after in itertools.pairwise(returns)]
     assert max(gaps) <= 4 * 64, "at most the chunks that are in the pipeline before it"
     check_replay(log)
@@ -138,7 +138,7 @@ def test_a_chunked_prompt_that_is_cancelled_leaves_nothing() -> None:
     pipeline.submit_at(0, make_request(0, prompt_len=200, max_tokens=5))
     pipeline.cancel_at(6.5, 0)
     log = pipeline.run()
-    assert max(run.selected_at for run in log.runs) < 6.5
+    assert max(run.sent_s for run in log.runs) < 6.5
     check_nothing_is_left(pipeline)
     check_replay(log)
 
@@ -227,7 +227,7 @@ def test_a_deadline_passes_in_the_queue_and_in_the_middle() -> None:
     assert log.reasons[0] is log.reasons[2] is FinishReason.DEADLINE
     assert (log.ended_at[0], log.ended_at[2]) == (30.5, 10.25)
     assert len(log.tokens[0]) == 15
-    assert max(run.selected_at for run in log.runs_of(0)) <= 30.5
+    assert max(run.sent_s for run in log.runs_of(0)) <= 30.5
     assert not log.runs_of(2)
     assert log.reasons[1] is FinishReason.LENGTH
     check_nothing_is_left(pipeline)
