@@ -134,10 +134,9 @@ def _least_squares_of(columns: Floats, values: Floats, weights: Floats, free: Ma
 
 
 def _knots(tokens: Floats) -> list[float]:
-    """Powers of two, from the smallest batch to the largest."""
-    low, high = float(tokens.min()), float(tokens.max())
-    inner = [2.0**power for power in range(1, 16) if low < 2.0**power < high]
-    return [low, *inner, high] if high > low else [low]
+    """The smallest batch, and of each octave above it the largest: all of them were seen."""
+    largest = {int(np.log2(x)): float(x) for x in np.sort(tokens)}
+    return sorted({float(tokens.min()), *largest.values()})
 
 
 def _compute_s(span: StageSpan) -> float:
