@@ -61,7 +61,7 @@ def truth(folder: Path) -> tuple[Reference, list[Arrivals]]:
     return reference, [_staggered(first), _staggered(second)]
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 5])
+@pytest.fixture(scope="module", params=[1, 2, 3, pytest.param(5, marks=pytest.mark.slow)])
 def checks(
     folder: Path, truth: tuple[Reference, list[Arrivals]], request: pytest.FixtureRequest
 ) -> Checks:
