@@ -42,6 +42,13 @@ class Dtype(StrEnum):
     FLOAT16 = "float16"
 
 
+class LoadFormat(StrEnum):
+    """Where weights come from."""
+
+    AUTO = "auto"
+    DUMMY = "dummy"
+
+
 class Switch(StrEnum):
     """Whether something is done."""
 
@@ -155,6 +162,11 @@ class ScheduleConfig:
 class EngineConfig(ScheduleConfig):
     """The pipeline and its schedule."""
 
+    revision: str = ""
+    """Branch, tag or commit of a model of the Hub; by default its main branch."""
+    load_format: LoadFormat = LoadFormat.AUTO
+    """Weights from safetensors; or dummy: random ones of the shapes that config.json says, for
+    trying sizes without files."""
     tensor_parallel: int = 1
     """Shards of each stage. Only 1 so far."""
     launcher: Launcher = Launcher.RAY
@@ -180,7 +192,7 @@ class EngineConfig(ScheduleConfig):
     max_queue_tokens: int = 262_144
     """Most prompt tokens of waiting requests; one that would wait alone is always taken."""
     start_timeout_s: float = 180.0
-    """Longest wait for all stages to be placed, loaded and connected."""
+    """Longest wait for all stages to be placed, loaded and connected, while no weights arrive."""
     heartbeat_s: float = 5.0
     """A stage that is silent for this long is lost."""
     step_limit_s: float = 60.0
@@ -245,6 +257,7 @@ _CLOSED_SETS: dict[str, type[StrEnum]] = {
     "launcher": Launcher,
     "device": DeviceKind,
     "dtype": Dtype,
+    "load_format": LoadFormat,
     "forming": Forming,
     "batching": Batching,
     "memory": MemoryKind,

@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orca_dist.config import DeviceKind, EngineConfig, Launcher, LogConfig, LogLevel, Switch
+from orca_dist.config import (
+    DeviceKind,
+    EngineConfig,
+    Launcher,
+    LoadFormat,
+    LogConfig,
+    LogLevel,
+    Switch,
+)
 from orca_dist.core import (
     Memory,
     MemoryKind,
@@ -38,7 +46,7 @@ from orca_dist.engine.trace import TraceLog
 from orca_dist.errors import OrcaError, StartupError
 from orca_dist.metrics.trace import PlanTrace
 from orca_dist.spec import ModelSpec, load_spec
-from orca_dist.weights.headers import check_folder
+from orca_dist.weights.source import check_source, source_name, source_of
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +59,7 @@ class EngineInfo:
     """What `info` shows."""
 
     model: str
+    name: str
     stages: tuple[StageStatus, ...]
     epoch: int
     max_model_len: int
@@ -103,9 +112,11 @@ class Engine:
         the launcher's own (tests bring stages with delays).
         """
         spec = load_spec(model)
-        settled = settle(model, spec, config, log_config, num_token_ids=num_token_ids)
+        source = source_of(model)
+        settled = settle(source, spec, config, log_config, num_token_ids=num_token_ids)
         max_model_len = settle_max_model_len(spec, config)
-        check_folder(model, spec)
+        if config.load_format is not LoadFormat.DUMMY:
+            check_source(model, spec)
         on_progress = on_progress or log.info
         with contextlib.ExitStack() as undo:
             placement = placement or _placement(config, settled)
@@ -139,6 +150,7 @@ class Engine:
     def info(self) -> EngineInfo:
         return EngineInfo(
             model=self._pipeline.config.model,
+            name=source_name(self._pipeline.config.model),
             stages=tuple(self._pipeline.stages),
             epoch=self._pipeline.epoch,
             max_model_len=self.max_model_len,

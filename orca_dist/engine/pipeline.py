@@ -56,6 +56,7 @@ class PipelineConfig:
     """
 
     model: str
+    load_format: str
     layers: tuple[range, ...]
     dtype: str
     device: str
@@ -137,25 +138,26 @@ class Pipeline:
             on_broken=self._on_lost,
         )
         self._secret = secret
+        self._deadline = 0.0
 
     # ---- start ---------------------------------------------------------
 
     def start(self, on_progress: OnProgress, on_load: OnLoad) -> None:
         """Place, load and connect all stages, or raise StartupError with the reason."""
-        deadline = time.monotonic() + self.config.start_timeout_s
+        self._start_deadline()
         num = self.config.num_stages
         on_progress(f"starting {num} stages")
         self._placement.launch(self._bootstraps(), self._on_lost)
         start, self._on_load = self._start, on_load
-        self._await(start.hellos, deadline, "start")
+        self._await(start.hellos, "start")
         on_progress("loading weights")
         for stage in range(num):
             self._control.send(stage, pb.MasterMessage(setup=self._setup(stage)))
-        self._await(start.loaded, deadline, "load its weights")
+        self._await(start.loaded, "load its weights")
         self.num_blocks = self.config.num_blocks or self._affordable_blocks()
         on_progress("connecting stages")
         self._control.broadcast(pb.MasterMessage(open=self._open()).SerializeToString())
-        self._await(start.ready, deadline, "connect to its neighbours")
+        self._await(start.ready, "connect to its neighbours")
         for status in self.stages:
             status.state = "ready"
 
@@ -178,10 +180,14 @@ class Pipeline:
             for i in range(self.config.num_stages)
         ]
 
-    def _await(self, answers: Mapping[int, object], deadline: float, what: str) -> None:
+    def _start_deadline(self) -> None:
+        """Anew: at the start, and whenever weights arrive, of which there may be any amount."""
+        self._deadline = time.monotonic() + self.config.start_timeout_s
+
+    def _await(self, answers: Mapping[int, object], what: str) -> None:
         while len(answers) < self.config.num_stages:
             try:
-                news = self._news.get(timeout=max(0.0, deadline - time.monotonic()))
+                news = self._news.get(timeout=max(0.0, self._deadline - time.monotonic()))
             except queue.Empty:
                 missing = [s.index for s in self.stages if s.index not in answers]
                 raise StartupError(
@@ -205,11 +211,13 @@ class Pipeline:
         elif kind == "ready":
             self._start.ready[stage] = message.ready
         elif kind == "failure":
-            log.error("%s failed:\n%s", self.stages[stage], message.failure.traceback)
+            if message.failure.traceback:
+                log.error("%s failed:\n%s", self.stages[stage], message.failure.traceback)
             raise StartupError(f"{self.stages[stage]} did not start: {message.failure.message}")
 
     def _note_loading(self, stage: int, progress: pb.LoadProgress) -> None:
         """All stages load at once: what is told are their sums."""
+        self._start_deadline()
         self._start.loading[stage] = progress
         stages = self._start.loading.values()
         self._on_load(sum(s.done_bytes for s in stages), sum(s.total_bytes for s in stages))
@@ -227,6 +235,7 @@ class Pipeline:
             stage=stage,
             num_stages=config.num_stages,
             model=config.model,
+            load_format=config.load_format,
             first_layer=layers.start,
             end_layer=layers.stop,
             dtype=config.dtype,

@@ -23,7 +23,7 @@ FAST_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 
 
 def settle(
-    model: Path,
+    model: str,
     spec: ModelSpec,
     config: EngineConfig,
     log: LogConfig,
@@ -32,13 +32,15 @@ def settle(
 ) -> PipelineConfig:
     """The pipeline to build; raises ConfigError naming what can't be had.
 
+    model: what stages are told, an absolute folder or a Hub repository at a commit.
     num_token_ids: ids from here on have no text; a head may have more rows than that.
     """
     config.check()
     device = settle_device(config.device)
     dtype = settle_dtype(config.dtype, spec, device)
     settled = PipelineConfig(
-        model=str(model.resolve()),
+        model=model,
+        load_format=config.load_format,
         layers=_layers(spec, config),
         dtype=dtype,
         device=device,

@@ -7,7 +7,7 @@ Knows Hugging Face's names only; `names` says which of them a stage needs.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -21,12 +21,18 @@ Progress = Callable[[int], None]
 
 
 class Checkpoint:
-    """A folder of safetensors; opening it verifies every shard. Not thread-safe."""
+    """A folder of safetensors; opening it verifies the shards it will read. Not thread-safe.
 
-    def __init__(self, folder: Path) -> None:
-        """Raises ModelError naming the file that is missing, cut or damaged."""
+    bytes_read: of tensors, as stored.
+    """
+
+    def __init__(self, folder: Path, names: Collection[str] | None = None) -> None:
+        """Of all tensors, or of `names` alone, whose shards are then all that is opened.
+
+        Raises ModelError naming the file that is missing, cut or damaged.
+        """
         self.folder = folder
-        self.headers: Headers = read_headers(folder)
+        self.headers: Headers = read_headers(folder, names)
         self.bytes_read = 0
 
     def names(self) -> frozenset[str]:

@@ -47,7 +47,7 @@ def make_config(**changes: object) -> EngineConfig:
 
 
 def settled(**changes: object) -> PipelineConfig:
-    return settle(Path("/models/m"), make_spec(), make_config(**changes), LogConfig())
+    return settle("/models/m", make_spec(), make_config(**changes), LogConfig())
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("known", "sampled"), [(None, 320), (315, 315), (320, 320), (400, 320)])
 def test_ids_without_a_text_are_left_out(known: int | None, sampled: int) -> None:
-    settled = settle(Path("m"), make_spec(), make_config(), LogConfig(), num_token_ids=known)
+    settled = settle("/models/m", make_spec(), make_config(), LogConfig(), num_token_ids=known)
     assert settled.num_token_ids == sampled
 
 
@@ -158,12 +158,6 @@ def test_what_cannot_be_had_is_refused(changes: dict[str, object], message: str)
 def test_one_plan_a_stage_is_in_flight_by_default() -> None:
     assert settled(stages=3).inflight == 3
     assert settled(stages=3, inflight=4).inflight == 4
-
-
-def test_the_model_is_an_absolute_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Stages on other nodes, or in other folders, must find it."""
-    monkeypatch.chdir(tmp_path)
-    assert settle(Path("m"), make_spec(), make_config(), LogConfig()).model == str(tmp_path / "m")
 
 
 def test_max_model_len() -> None:
