@@ -123,11 +123,13 @@ class Engine:
             undo.callback(placement.close)
             pipeline = Pipeline(settled, placement)
             undo.callback(pipeline.close)
-            pipeline.start(on_progress, on_load)
+            times = pipeline.start(on_progress, on_load)
             engine = cls(spec=spec, config=config, pipeline=pipeline, max_model_len=max_model_len)
             undo.callback(engine.close)
             on_progress("warming up")
+            began_s = time.monotonic()
             engine._warm_up()
+            log.info("start: %s, warm up %.1f s", times, time.monotonic() - began_s)
             undo.pop_all()
         return engine
 

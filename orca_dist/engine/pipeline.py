@@ -116,6 +116,26 @@ class _Start:
     ready: dict[int, pb.Ready] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartTimes:
+    """Where the time of a start went; bytes over all stages, which load side by side."""
+
+    place_s: float
+    load_s: float
+    connect_s: float
+    fetched_bytes: int
+    read_bytes: int
+
+    def __str__(self) -> str:
+        speed = self.read_bytes / 1e9 / max(self.load_s, 1e-9)
+        read = f"{self.read_bytes / 1e6:.0f} MB read at {speed:.2f} GB/s"
+        fetched = f"{self.fetched_bytes / 1e6:.0f} MB fetched, " if self.fetched_bytes else ""
+        return (
+            f"place {self.place_s:.1f} s, load {self.load_s:.1f} s ({fetched}{read}), "
+            f"connect {self.connect_s:.1f} s"
+        )
+
+
 class Pipeline:
     """start() returns when every link has carried a dummy tensor; then plans may be sent."""
 
@@ -142,24 +162,34 @@ class Pipeline:
 
     # ---- start ---------------------------------------------------------
 
-    def start(self, on_progress: OnProgress, on_load: OnLoad) -> None:
+    def start(self, on_progress: OnProgress, on_load: OnLoad) -> StartTimes:
         """Place, load and connect all stages, or raise StartupError with the reason."""
+        began_s = time.monotonic()
         self._start_deadline()
         num = self.config.num_stages
         on_progress(f"starting {num} stages")
         self._placement.launch(self._bootstraps(), self._on_lost)
         start, self._on_load = self._start, on_load
         self._await(start.hellos, "start")
+        placed_s = time.monotonic()
         on_progress("loading weights")
         for stage in range(num):
             self._control.send(stage, pb.MasterMessage(setup=self._setup(stage)))
         self._await(start.loaded, "load its weights")
         self.num_blocks = self.config.num_blocks or self._affordable_blocks()
+        loaded_s = time.monotonic()
         on_progress("connecting stages")
         self._control.broadcast(pb.MasterMessage(open=self._open()).SerializeToString())
         self._await(start.ready, "connect to its neighbours")
         for status in self.stages:
             status.state = "ready"
+        return StartTimes(
+            place_s=placed_s - began_s,
+            load_s=loaded_s - placed_s,
+            connect_s=time.monotonic() - loaded_s,
+            fetched_bytes=sum(loaded.fetched_bytes for loaded in start.loaded.values()),
+            read_bytes=sum(loaded.read_bytes for loaded in start.loaded.values()),
+        )
 
     def listen(self, tell: Callable[[News], None]) -> None:
         """From now on news go to `tell`, on any thread; those that waited go first."""
