@@ -16,6 +16,13 @@ MAX_TIMEOUT_S = 86400.0
 MAX_CPUS = 1024
 MAX_TOKENS = 2**31
 MAX_WAIT = 1_000_000
+TIMEOUTS = (
+    "start_timeout_s",
+    "recovery_timeout_s",
+    "heartbeat_s",
+    "step_limit_s",
+    "link_timeout_s",
+)
 
 
 class Launcher(StrEnum):
@@ -49,6 +56,13 @@ class LoadFormat(StrEnum):
     DUMMY = "dummy"
 
 
+class Split(StrEnum):
+    """Ways to share layers out over the stages."""
+
+    AUTO = "auto"
+    EVEN = "even"
+
+
 class Switch(StrEnum):
     """Whether something is done."""
 
@@ -78,8 +92,9 @@ class ScheduleConfig:
 
     stages: int = 2
     """Pipeline stages: each holds a contiguous block of layers on its own device."""
-    split: tuple[int, ...] = ()
-    """Layers of each stage, e.g. 8 7 7 8; by default they differ by at most one."""
+    split: tuple[int | Split, ...] = (Split.AUTO,)
+    """Layers of each stage: auto, so that all take about as long, the output head counted; even;
+    or numbers, e.g. 8 7 7 8."""
     max_batch_size: int = 32
     """Most requests in one batch; inflight times as many can run."""
     max_batch_tokens: int = 2048
@@ -127,6 +142,7 @@ class ScheduleConfig:
 
     def check(self) -> None:
         """Raises ConfigError naming the first field that is out of its range."""
+        _check_split(self.split)
         for name in ("stages", "max_batch_size", "max_batch_tokens", "block_size", "min_chunk"):
             _at_least_one(name, getattr(self, name))
         for name in ("inflight", "micro_batch_size"):
@@ -193,6 +209,10 @@ class EngineConfig(ScheduleConfig):
     """Most prompt tokens of waiting requests; one that would wait alone is always taken."""
     start_timeout_s: float = 180.0
     """Longest wait for all stages to be placed, loaded and connected, while no weights arrive."""
+    recovery: Switch = Switch.ON
+    """Replace a lost stage and go on with all requests; off: end with the pipeline."""
+    recovery_timeout_s: float = 90.0
+    """Longest time for a recovery; after it the pipeline is lost."""
     heartbeat_s: float = 5.0
     """A stage that is silent for this long is lost."""
     step_limit_s: float = 60.0
@@ -206,7 +226,7 @@ class EngineConfig(ScheduleConfig):
         for name in ("max_queue", "max_queue_tokens"):
             _at_least_one(name, getattr(self, name))
         _check_num_tokens("max_model_len", self.max_model_len)
-        for name in ("start_timeout_s", "heartbeat_s", "step_limit_s", "link_timeout_s"):
+        for name in TIMEOUTS:
             if not 0 < getattr(self, name) <= MAX_TIMEOUT_S:
                 raise ConfigError(
                     f"{name} = {getattr(self, name)}: must be more than 0 and at most "
@@ -265,6 +285,7 @@ _CLOSED_SETS: dict[str, type[StrEnum]] = {
     "chunk_overlap": Switch,
     "refuse_late": Switch,
     "prefix_cache": Switch,
+    "recovery": Switch,
 }
 
 
@@ -273,6 +294,16 @@ def _word(kind: type[StrEnum], name: str, value: str | bool) -> StrEnum:
         return kind("on" if value else "off") if isinstance(value, bool) else kind(value)
     except ValueError:
         raise ConfigError(f"{name} = {value}: must be one of {', '.join(kind)}") from None
+
+
+def _check_split(split: tuple[int | Split, ...]) -> None:
+    words = [str(part) for part in split]
+    if words in ([], [Split.AUTO], [Split.EVEN]):
+        return
+    if not all(isinstance(part, int) for part in split):
+        raise ConfigError(
+            f"split = {' '.join(words)}: give auto, even, or a number of layers for each stage"
+        )
 
 
 def _check_num_tokens(name: str, value: int | None) -> None:

@@ -19,6 +19,7 @@ from orca_dist.cli.knobs import Knob, knobs
 from orca_dist.cli.main import commands
 from orca_dist.cli.model import ACTIONS
 from orca_dist.cli.settings import Settings
+from orca_dist.config import Split
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
 
@@ -50,6 +51,8 @@ line (after MODEL), `split: [8, 7, 7, 8]` in the file and `ORCA_SPLIT="8 7 7 8"`
 | 130, 143 | ended by SIGINT, SIGTERM |
 """
 
+SPOKEN = {"simulate-paper": "simulate paper"}
+
 JSON_DOCUMENTS = """
 ## JSON
 
@@ -65,6 +68,19 @@ JSON_DOCUMENTS = """
 - `bench offline`: `total_tok_s`, `output_tok_s`, `wall_s`, `startup_s`, `ttft_s` (median),
   `stages` [{`busy`, `bubble`}], `peak_rss_mb` (all processes, shared pages once),
   `prompt_tokens`, `output_tokens`, `cached_tokens`, `preempted`, `iterations`
+- `bench serve`: `requests` (sent), `completed`, `unfinished` (out when interrupted), `errors`
+  {status: count}, `duration_s`, `throughput_req_s`, `output_tok_s`, `total_tok_s`,
+  `prompt_tokens`, `output_tokens`, `cached_tokens`, `normalized_latency_s`, `ttft_s`, `tpot_s`,
+  `inter_token_s`, `latency_s` (each {`p50`, `p90`, `p99`}, null where there is nothing to
+  measure), `goodput` {`slo` {`ttft_s`, `tpot_s`}, `share`, `req_s`} (null without bounds),
+  `max_lag_s` (how late a request was sent), `interrupted`; with `--rates`: `interrupted` and
+  `points` [{`rate`, and all the others}]
+- `simulate`: `throughput_req_s`, `normalized_latency_s`, `ttft_s` and `tpot_s` (each {`p50`,
+  `p90`, `p99`}), `stages` [{`busy`, `bubble`}], `decode_steps`, `slot_utilization`,
+  `preemptions`; with `--rates`, `points` [{`rate`, the same}]
+- `simulate paper`: `points` {`175b_at_190ms` {`orca_req_s`, `ft_req_s`, `ratio`}, `175b_peak`,
+  ...}, `efficiency`, `sensitivity` by its factor, `orca_batches` and `ft_batches` by their sizes
+  {`peak_req_s`, `at_target_req_s`, `latency_s`}, `homogeneous_peak_req_s`
 - `model show`: what the folder holds, as the plain output
 """
 
@@ -81,7 +97,7 @@ def page() -> str:
                 _section(f"{name} {action}", kind) for action, kind in NESTED[name].items()
             ]
         else:
-            sections.append(_section(name, type(command)))
+            sections.append(_section(SPOKEN.get(name, name), type(command)))
     return "\n".join(sections) + JSON_DOCUMENTS
 
 
@@ -121,10 +137,14 @@ def _word(knob: Knob) -> str:
 def _value(kind: Any) -> str:
     """How a value of a type is written; "" for a switch."""
     options = [option for option in get_args(kind) if option is not NoneType]
+    if kind == tuple[int | Split, ...]:
+        return "auto \\| even \\| numbers"
     if kind == tuple[int, ...]:
         return "numbers"
     if kind == tuple[str, ...]:
         return "text"
+    if kind == tuple[Path, ...]:
+        return "paths"
     if options:
         return _value(options[0])
     if issubclass(kind, StrEnum):
@@ -135,6 +155,8 @@ def _value(kind: Any) -> str:
 def _default(knob: Knob) -> str:
     if knob.default in (dataclasses.MISSING, None, "", ()) or isinstance(knob.default, bool):
         return ""
+    if isinstance(knob.default, tuple):
+        return f"`{' '.join(map(str, knob.default))}`"
     return f"`{knob.default}`"
 
 

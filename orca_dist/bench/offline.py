@@ -8,7 +8,6 @@ that the workload says. Times of first tokens are when the master has them.
 from __future__ import annotations
 
 import queue
-import random
 import statistics
 import threading
 import time
@@ -19,45 +18,15 @@ from pathlib import Path
 
 import psutil
 
+from orca_dist.bench.jobs import Job
 from orca_dist.config import EngineConfig, LogConfig
 from orca_dist.core import FinishReason, Output, Request
 from orca_dist.engine.engine import Engine
 from orca_dist.errors import ConfigError, OrcaError, RequestFailed
 from orca_dist.metrics.trace import PlanTrace, StageSummary, summarize
-from orca_dist.sim.workload import Workload, WorkloadRequest
 
 MEMORY_INTERVAL_S = 0.2
 WARM_UP_ID = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One request of the run: its prompt's ids, and how many tokens it gets."""
-
-    prompt: tuple[int, ...]
-    out: int
-    at_s: float = 0.0
-
-
-def make_jobs(workload: Workload, *, seed: int, ids: range) -> list[Job]:
-    """Prompts that are only lengths become random tokens of `ids`, so that none begin alike.
-
-    Raises ConfigError where a prompt is a text.
-    """
-    rng = random.Random(f"{seed} tokens")
-    return [_job(request, rng, ids) for request in workload.requests]
-
-
-def _job(request: WorkloadRequest, rng: random.Random, ids: range) -> Job:
-    prompt = request.prompt
-    if isinstance(prompt, str):
-        raise ConfigError(
-            f"request {request.id} of the workload: its prompt is a text; give token ids or "
-            "a length"
-        )
-    if isinstance(prompt, int):
-        prompt = tuple(rng.choices(ids, k=prompt))
-    return Job(prompt=prompt, out=request.out, at_s=request.at_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

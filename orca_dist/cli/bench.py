@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, subcommand
 
+from orca_dist.bench.jobs import Job, make_jobs, ordinary_ids
+from orca_dist.cli.bench_serve import BenchServe
 from orca_dist.cli.output import count_progress, print_json, results_only
 from orca_dist.cli.settings import DEFAULT_MODEL
 from orca_dist.config import EngineConfig, LogConfig
@@ -20,10 +22,9 @@ from orca_dist.sim.workload import Arrivals, Workload, make_workload
 from orca_dist.spec import load_spec
 
 if TYPE_CHECKING:
-    from orca_dist.bench.offline import Job, OfflineResult
+    from orca_dist.bench.offline import OfflineResult
 
 MAX_SIZE = 10_000_000
-FIRST_ORDINARY_ID = 256  # those before are often special, or single bytes
 PAPER_PROMPTS = Lengths(low=32, high=512)
 PAPER_OUTPUTS = Lengths(low=1, high=128)
 
@@ -104,10 +105,7 @@ class BenchOffline:
         return 0
 
     def _jobs(self, folder: Path) -> list[Job]:
-        from orca_dist.bench.offline import make_jobs
-
-        vocab_size = load_spec(folder).vocab_size
-        ids = range(min(FIRST_ORDINARY_ID, vocab_size - 1), vocab_size)
+        ids = ordinary_ids(load_spec(folder).vocab_size)
         return make_jobs(self._workload(), seed=self.seed, ids=ids)
 
     def _workload(self) -> Workload:
@@ -143,13 +141,15 @@ def _lines(result: OfflineResult) -> list[str]:
     ]
 
 
-BENCHES: dict[str, type[BenchScheduler] | type[BenchOffline]] = {
+BENCHES: dict[str, type[BenchScheduler] | type[BenchOffline] | type[BenchServe]] = {
     "scheduler": BenchScheduler,
     "offline": BenchOffline,
+    "serve": BenchServe,
 }
 Part = (
     Annotated[BenchScheduler, subcommand("scheduler")]
     | Annotated[BenchOffline, subcommand("offline")]
+    | Annotated[BenchServe, subcommand("serve")]
 )
 
 

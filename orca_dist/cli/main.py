@@ -21,6 +21,10 @@ from orca_dist.cli.interrupts import Interrupted, handling, interrupt
 from orca_dist.cli.model import Model
 from orca_dist.cli.serve import Serve
 from orca_dist.cli.settings import Settings, load_settings
+from orca_dist.cli.sim_costs import CostFlags
+from orca_dist.cli.sim_workloads import WorkloadFlags
+from orca_dist.cli.simulate import Simulate
+from orca_dist.cli.simulate_paper import SimulatePaper
 from orca_dist.cli.usage import parse
 from orca_dist.errors import OrcaError
 
@@ -67,6 +71,8 @@ def ended(command: Callable[[], int]) -> int:
 def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """As main, but errors are raised."""
     settings = load_settings(environment, config_path(arguments))
+    if tuple(arguments[:2]) == ("simulate", "paper"):
+        arguments = ["simulate-paper", *arguments[2:]]
     command: Command | None = parse(commands(settings), arguments)
     return 0 if command is None else command.run()
 
@@ -85,6 +91,14 @@ def commands(settings: Settings) -> dict[str, Any]:
         "info": Info(client=settings.client, log=settings.log),
         "model": Model(action=tyro.MISSING, log=settings.log),
         "bench": Bench(part=tyro.MISSING, log=settings.log),
+        "simulate": Simulate(
+            config=settings.config,
+            workload=WorkloadFlags(),
+            cost=CostFlags(),
+            schedule=settings.schedule,
+            log=settings.log,
+        ),
+        "simulate-paper": SimulatePaper(log=settings.log),
     }
 
 

@@ -34,11 +34,14 @@ def results_only() -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def count_progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr; yields a function that takes how many are done, and of how many."""
+    """A bar on stderr, where that is a terminal; yields a function that takes how many are
+    done, and of how many."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)

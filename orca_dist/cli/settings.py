@@ -18,7 +18,7 @@ import yaml
 
 from orca_dist.cli.knobs import VARIABLE_PREFIX, Knob, knobs, near, refuse_by_name
 from orca_dist.cli.values import text_reader, yaml_reader
-from orca_dist.config import EngineConfig, LogConfig, ServerConfig
+from orca_dist.config import EngineConfig, LogConfig, ScheduleConfig, ServerConfig
 from orca_dist.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"  # weights.fetch's, whose import would slow every command
@@ -63,6 +63,7 @@ class Settings:
     config: Path | None = None
     model: ModelChoice = field(default_factory=ModelChoice)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     log: LogConfig = field(default_factory=LogConfig)
     client: ClientConfig = field(default_factory=ClientConfig)
@@ -78,6 +79,7 @@ def load_settings(environment: Mapping[str, str], config: Path | None) -> Settin
         config=config,
         model=_filled(ModelChoice(), values),
         engine=_filled(EngineConfig(), values),
+        schedule=_filled(ScheduleConfig(), values),
         server=_filled(ServerConfig(), values),
         log=_filled(LogConfig(), values),
         client=_filled(ClientConfig(), values),

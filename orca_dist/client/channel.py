@@ -6,6 +6,7 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 
 OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),  # a connection for each client, never a shared one
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 30_000),  # finds a server whose machine is gone

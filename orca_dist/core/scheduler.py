@@ -9,6 +9,7 @@ out, so select() breaks where something doesn't fit and never skips.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from orca_dist.core.events import Output
@@ -19,6 +20,7 @@ from orca_dist.core.pool import RequestPool
 from orca_dist.core.request import Entry, FinishReason, Request
 
 NOTHING: list[int] = []
+MAX_FATAL = 2  # once may be chance: a kill from outside meets somebody
 SMOOTHING = 0.1  # weight of the newest round trip in their average
 
 
@@ -56,6 +58,7 @@ class Scheduler:
         self._seq = 0
         self._prefill_tokens = 0  # of admitted requests, not yet scheduled
         self._stuck: tuple[int, int] | None = None  # who did not fit, in how many free blocks
+        self._suspects: dict[int, int] = {}  # of fatal plans: how often it was alone in one
 
     @property
     def plans_in_flight(self) -> int:
@@ -77,7 +80,7 @@ class Scheduler:
 
     def select(self, now: float) -> Plan | None:
         """The next batch to run, or None: pipeline full, or nothing runnable."""
-        if len(self._in_flight) >= self.config.inflight:
+        if len(self._in_flight) >= self.config.inflight or self._suspect_runs():
             return None
         self._admit(now)
         if not self.pool.runnable():
@@ -110,6 +113,9 @@ class Scheduler:
         self.round_trip_s += (now - flight.sent_s - self.round_trip_s) * SMOOTHING
         for entry, length in zip(flight.entries, flight.plan.lengths, strict=True):
             entry.computed_len += length
+        if self._suspects:
+            for request_id in flight.plan.ids:
+                self._suspects.pop(request_id, None)
         outputs = self._failed(result) if result.failed else []
         logits = self._logits(flight, result) if result.logits else {}
         self._accept(result, logits, outputs)
@@ -155,14 +161,26 @@ class Scheduler:
         times = (self.pool.deadlines.first_s(), self._policy.wakeup_s(self._load()))
         return min((time for time in times if time is not None), default=None)
 
-    def restart(self, now: float) -> None:
-        """A new epoch: every live request starts over from its known tokens."""
+    @property
+    def seqs_in_flight(self) -> list[int]:
+        """Of the plans that have not returned, oldest first."""
+        return [flight.plan.seq for flight in self._in_flight]
+
+    def restart(self, now: float, fatal: Collection[int] = ()) -> list[Output]:
+        """A new epoch: every live request starts over from its known tokens.
+
+        `fatal`: seqs of the plans that the lost stages were computing, as far as can be told.
+        Their requests are suspects: each runs alone in the whole pipeline until one of its plans
+        returns. Who has been alone in a fatal plan MAX_FATAL times fails.
+        """
+        outputs = self._accuse(fatal)
         self._in_flight.clear()
         self._drops.clear()
         self._prefill_tokens = 0
         self._stuck = None
         self.memory.reset()
         self.pool.restart(self._seq)
+        return outputs
 
     # ---- select, step 1: admit -----------------------------------------
 
@@ -227,6 +245,7 @@ class Scheduler:
         requests that are in one plan a round trip.
         """
         batch: list[Entry] = []
+        suspects = self._suspects
         num_left, max_size = caps.num_requests, self.config.max_batch_size
         tokens_left, prefill_left = self.config.max_batch_tokens, caps.prefill_tokens
         for entry in self.pool.runnable():
@@ -235,6 +254,10 @@ class Scheduler:
             counts = not (in_prompt and start)
             if len(batch) >= max_size or (counts and num_left <= 0):
                 break
+            if suspects and entry.id in suspects:
+                if batch or self._in_flight:
+                    break
+                max_size = 1
             if in_prompt:
                 first = prefill_left == caps.prefill_tokens
                 length = self._step_prompt(plan, entry, min(tokens_left, prefill_left), first)
@@ -385,8 +408,31 @@ class Scheduler:
             [entry for entry, samples in pairs if not samples and entry.lease is not None]
         )
 
+    def _accuse(self, fatal: Collection[int]) -> list[Output]:
+        """Note who was in the fatal plans; who fails for it leaves."""
+        outputs = []
+        for flight in [flight for flight in self._in_flight if flight.plan.seq in fatal]:
+            ids = [id for id in flight.plan.ids if self.pool.get(id)]
+            was_alone = len(flight.plan.ids) == 1 and self._suspects.keys() >= set(ids)
+            for id in ids:
+                self._suspects[id] = self._suspects.get(id, 0) + was_alone
+                if self._suspects[id] >= MAX_FATAL:
+                    outputs.append(self._condemned(self.pool.entries[id]))
+        return outputs
+
+    def _condemned(self, entry: Entry) -> Output:
+        self._leave(entry)
+        message = f"a stage was lost {MAX_FATAL} times while it computed this request alone"
+        return Output(entry.id, reason=FinishReason.ERROR, message=message)
+
+    def _suspect_runs(self) -> bool:
+        """While one does, nothing else is in the pipeline: whose fault a loss is must be plain."""
+        suspects, in_flight = self._suspects, self._in_flight
+        return bool(suspects and in_flight) and any(id in suspects for id in in_flight[-1].plan.ids)
+
     def _leave(self, entry: Entry, *, spoiled: bool = False) -> None:
         """The one way out of the pool."""
+        self._suspects.pop(entry.id, None)
         if entry.lease is not None:
             self._give_up_memory(entry, spoiled=spoiled)
         self.pool.remove(entry)

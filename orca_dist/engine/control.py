@@ -26,6 +26,7 @@ OPTIONS = (
     ("grpc.max_send_message_length", -1),
 )
 
+Outbox = queue.SimpleQueue[bytes | None]
 OnMessage = Callable[[int, pb.StageMessage], None]
 OnBroken = Callable[[int, str], None]
 
@@ -39,9 +40,7 @@ class ControlPlane:
         self._secret = secret
         self._on_message = on_message
         self._on_broken = on_broken
-        self._outboxes: list[queue.SimpleQueue[bytes | None]] = [
-            queue.SimpleQueue() for _ in range(num_stages)
-        ]
+        self._outboxes: list[Outbox] = [queue.SimpleQueue() for _ in range(num_stages)]
         self._connected: set[int] = set()
         self._lock = threading.Lock()
         self._closing = False
@@ -54,6 +53,13 @@ class ControlPlane:
         """The same encoded MasterMessage to every stage."""
         for outbox in self._outboxes:
             outbox.put(payload)
+
+    def expect_anew(self, stage: int) -> None:
+        """A replacement of this stage will dial in; of the one before nothing is heard any more."""
+        with self._lock:
+            self._outboxes[stage].put(None)
+            self._outboxes[stage] = queue.SimpleQueue()
+            self._connected.discard(stage)
 
     def close(self, grace_s: float) -> None:
         """Send what is queued, then end all streams; any number of times."""
@@ -81,14 +87,16 @@ class ControlPlane:
         self, messages: Iterator[pb.StageMessage], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
         first = next(messages, None)
-        stage = self._welcome(first, context)
+        stage, outbox = self._welcome(first, context)
         assert first is not None
         self._on_message(stage, first)
-        threading.Thread(target=self._read, args=(stage, messages), daemon=True).start()
-        yield from iter(self._outboxes[stage].get, None)
+        threading.Thread(target=self._read, args=(stage, outbox, messages), daemon=True).start()
+        yield from iter(outbox.get, None)
 
-    def _welcome(self, first: pb.StageMessage | None, context: grpc.ServicerContext) -> int:
-        """The stage number of a proper hello; anything else ends the stream."""
+    def _welcome(
+        self, first: pb.StageMessage | None, context: grpc.ServicerContext
+    ) -> tuple[int, Outbox]:
+        """The stage number of a proper hello and what is for it; anything else ends the stream."""
         hello = first.hello if first is not None else pb.Hello()
         if not hmac.compare_digest(hello.secret.encode(), self._secret.encode()):
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "wrong run secret")
@@ -96,17 +104,18 @@ class ControlPlane:
             if hello.stage >= len(self._outboxes) or hello.stage in self._connected:
                 context.abort(grpc.StatusCode.ALREADY_EXISTS, f"stage {hello.stage} is taken")
             self._connected.add(hello.stage)
-        return int(hello.stage)
+            return int(hello.stage), self._outboxes[hello.stage]
 
-    def _read(self, stage: int, messages: Iterator[pb.StageMessage]) -> None:
+    def _read(self, stage: int, outbox: Outbox, messages: Iterator[pb.StageMessage]) -> None:
         try:
             for message in messages:
-                self._on_message(stage, message)
+                if self._outboxes[stage] is outbox:
+                    self._on_message(stage, message)
         except grpc.RpcError:
             pass
         finally:
-            self._outboxes[stage].put(None)
-        if not self._closing:
+            outbox.put(None)
+        if not self._closing and self._outboxes[stage] is outbox:
             self._on_broken(stage, "its control stream broke")
 
 

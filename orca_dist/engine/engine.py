@@ -8,7 +8,7 @@ import queue
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orca_dist.config import (
@@ -31,7 +31,7 @@ from orca_dist.core import (
     SchedulerConfig,
 )
 from orca_dist.engine.local_pipeline import LocalPlacement
-from orca_dist.engine.master import Deliver, EngineLoad, EngineMaster, Lose
+from orca_dist.engine.master import Deliver, EngineLoad, EngineMaster, Lose, Pause
 from orca_dist.engine.pipeline import (
     OnLoad,
     OnProgress,
@@ -89,6 +89,7 @@ class Engine:
                 now=time.monotonic(),
             ),
             trace=self._trace,
+            recovery_timeout_s=config.recovery_timeout_s if config.recovery is Switch.ON else None,
         )
         self._closed = False
 
@@ -133,12 +134,13 @@ class Engine:
             undo.pop_all()
         return engine
 
-    def attach(self, *, deliver: Deliver, lose: Lose) -> None:
-        """The one front: outputs of each iteration, and the loss of the pipeline.
+    def attach(self, *, deliver: Deliver, lose: Lose, pause: Pause = lambda paused: None) -> None:
+        """The one front: outputs of each iteration, the loss of the pipeline, and whether it
+        pauses for a recovery.
 
-        Both are called on the master's thread.
+        All are called on the master's thread.
         """
-        self._master.attach(deliver=deliver, lose=lose)
+        self._master.attach(deliver=deliver, lose=lose, pause=pause)
 
     def submit(self, request: Request) -> None:
         self._master.submit(request)
@@ -153,7 +155,7 @@ class Engine:
         return EngineInfo(
             model=self._pipeline.config.model,
             name=source_name(self._pipeline.config.model),
-            stages=tuple(self._pipeline.stages),
+            stages=tuple(replace(stage) for stage in self._pipeline.stages),
             epoch=self._pipeline.epoch,
             max_model_len=self.max_model_len,
             kv_tokens=self.kv_tokens,
@@ -185,10 +187,10 @@ class Engine:
         news: queue.SimpleQueue[Sequence[Output] | OrcaError] = queue.SimpleQueue()
         max_tokens = min(2, min(self.max_model_len, self.kv_tokens) - 1)
         self._master.start()
-        self._master.attach(deliver=news.put, lose=news.put)
+        self.attach(deliver=news.put, lose=news.put)
         self._master.submit(Request(id=0, prompt=(0,), max_tokens=max_tokens))
         _await_end(news, self._pipeline.config.start_timeout_s)
-        self._master.attach(deliver=lambda outputs: None, lose=lambda error: None)
+        self.attach(deliver=lambda outputs: None, lose=lambda error: None)
 
 
 def _await_end(news: queue.SimpleQueue[Sequence[Output] | OrcaError], timeout_s: float) -> None:

@@ -28,7 +28,7 @@ class LocalPlacement:
 
     def __init__(self, module: str = STAGE_MODULE) -> None:
         self._module = module
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by stage
         self._watchers: list[threading.Thread] = []
         self._closing = False
         self._killed: set[int] = set()  # pids, by us
@@ -36,12 +36,16 @@ class LocalPlacement:
     def launch(self, bootstraps: Sequence[StageBootstrap], on_death: OnDeath) -> None:
         for bootstrap in bootstraps:
             process = self._spawn(replace(bootstrap, host=self.control_host))
-            self._processes.append(process)
+            self._processes[bootstrap.stage] = process
             watcher = threading.Thread(
                 target=self._watch, args=(process, bootstrap.stage, on_death), daemon=True
             )
             watcher.start()
             self._watchers.append(watcher)
+
+    def replace(self, bootstrap: StageBootstrap, on_death: OnDeath) -> None:
+        self._end(self._processes.pop(bootstrap.stage), 0.0)
+        self.launch([bootstrap], on_death)
 
     def close(self) -> None:
         """Closed stages leave by themselves; those that are stuck or stopped are killed.
@@ -50,7 +54,7 @@ class LocalPlacement:
         """
         self._closing = True
         deadline = time.monotonic() + LEAVE_TIMEOUT_S
-        for process in self._processes:
+        for process in self._processes.values():
             self._end(process, max(0.0, deadline - time.monotonic()))
         for watcher in self._watchers:
             watcher.join(max(0.0, deadline - time.monotonic()))

@@ -8,6 +8,7 @@ sends plans first, and then hands all new tokens to the front at once.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import queue
 import threading
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 
 from orca_dist.core import FinishReason, NeverFits, Output, Request, Scheduler, TooLate
 from orca_dist.engine.pipeline import Lost, News, Pipeline
+from orca_dist.engine.recovery import LINK_GRACE_S, recover
 from orca_dist.engine.supervisor import Supervisor
 from orca_dist.engine.trace import TraceFlush, TraceLog
 from orca_dist.engine.wire import decode_result
@@ -25,10 +27,9 @@ from orca_dist.proto.v1 import control_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-LINK_GRACE_S = 1.0  # for news of the stage at the other end of a broken link
-
 Deliver = Callable[[Sequence[Output]], None]
 Lose = Callable[[PipelineLost], None]
+Pause = Callable[[bool], None]  # whether the pipeline is being recovered
 Event = Callable[[], None]
 
 
@@ -53,7 +54,9 @@ class EngineMaster:
         pipeline: Pipeline,
         supervisor: Supervisor,
         trace: TraceLog,
+        recovery_timeout_s: float | None,
     ) -> None:
+        """`recovery_timeout_s`: None ends with the first lost stage."""
         self._scheduler = scheduler
         self._pipeline = pipeline
         self._supervisor = supervisor
@@ -62,6 +65,9 @@ class EngineMaster:
         self._outputs: list[Output] = []
         self._deliver: Deliver = lambda outputs: None
         self._lose: Lose = lambda error: None
+        self._pause: Pause = lambda paused: None
+        self._recovery_timeout_s = recovery_timeout_s
+        self._recovery: threading.Thread | None = None  # while one is going on
         self._lost: PipelineLost | None = None
         self._broken_link: tuple[int, str, float] | None = None  # stage, why, when
         self._closing = False
@@ -76,9 +82,9 @@ class EngineMaster:
         self._thread.start()
         self._pipeline.listen(lambda news: self._inbox.put(lambda: self._on_news(news)))
 
-    def attach(self, *, deliver: Deliver, lose: Lose) -> None:
+    def attach(self, *, deliver: Deliver, lose: Lose, pause: Pause) -> None:
         """The one front that gets outputs; a loss that has happened already is told too."""
-        self._inbox.put(lambda: self._on_attach(deliver, lose))
+        self._inbox.put(lambda: self._on_attach(deliver, lose, pause))
 
     def submit(self, request: Request) -> None:
         self._inbox.put(lambda: self._on_submit(request))
@@ -108,8 +114,11 @@ class EngineMaster:
         """Stop the loop; requests still alive end with PipelineLost."""
         if self._thread.ident is None:  # never started
             return
+        self._pipeline.give_up()
         self._inbox.put(self._on_close)
         self._thread.join()
+        if self._recovery:
+            self._recovery.join()
 
     # ---- the loop ------------------------------------------------------
 
@@ -139,10 +148,11 @@ class EngineMaster:
             pass
         now = time.monotonic()
         if now >= self._next_ping_s:
-            self._supervisor.excuse(now - self._next_ping_s, now)
-            self._next_ping_s = now + self._supervisor.interval_s
-            self._ping()
-            self._watch()
+            late_s, self._next_ping_s = now - self._next_ping_s, now + self._supervisor.interval_s
+            if not self._recovery:
+                self._supervisor.excuse(late_s, now)
+                self._ping()
+                self._watch()
 
     def _wakeup_s(self) -> float:
         """When to go on though nothing happens: a heartbeat, a deadline, a batch's window."""
@@ -154,6 +164,8 @@ class EngineMaster:
         if self._lost:
             return
         self._outputs += self._scheduler.expire(time.monotonic())
+        if self._recovery:
+            return
         while plan := self._scheduler.select(time.monotonic()):
             self._trace.sent(plan, self._pipeline.send(plan), time.time())
         if plan := self._scheduler.flush_drops():
@@ -161,8 +173,10 @@ class EngineMaster:
 
     # ---- events from the front -----------------------------------------
 
-    def _on_attach(self, deliver: Deliver, lose: Lose) -> None:
-        self._deliver, self._lose = deliver, lose
+    def _on_attach(self, deliver: Deliver, lose: Lose, pause: Pause) -> None:
+        self._deliver, self._lose, self._pause = deliver, lose, pause
+        if self._recovery:
+            pause(True)
         if self._lost:
             lose(self._lost)
 
@@ -184,7 +198,7 @@ class EngineMaster:
         self._scheduler.finish(request_id, num_tokens, FinishReason.STOP, time.monotonic())
 
     def _on_flush(self, flush: TraceFlush) -> None:
-        if self._lost:
+        if self._lost or self._recovery:
             flush.give_up()
             return
         self._ping()
@@ -251,21 +265,95 @@ class EngineMaster:
         if verdict := self._supervisor.verdict(time.monotonic()):
             self._on_lost(*verdict)
         elif self._broken_link and time.monotonic() - self._broken_link[2] > LINK_GRACE_S:
-            self._on_lost(*self._broken_link[:2])
+            self._on_link_lost(*self._broken_link[:2])
 
     def _on_lost(self, stage: int, why: str) -> None:
-        if self._lost:
+        """A stage is lost: begin a new epoch without it, or end."""
+        if self._lost or self._recovery:
             return
         status = self._pipeline.stages[stage]
         status.state = "lost"
         log.error("%s is lost: %s", status, why)
-        self._end(PipelineLost(f"{status} is lost: {why}"))
+        self._recover([stage], f"{status} is lost: {why}")
+
+    def _on_link_lost(self, stage: int, why: str) -> None:
+        """Both of its ends are alive: they are connected anew."""
+        status = self._pipeline.stages[stage]
+        log.error("%s lost its link: %s", status, why)
+        self._recover([], f"{status} lost its link: {why}")
+
+    def _recover(self, lost: list[int], what: str) -> None:
+        """Requests stay where they are, on a thread of its own the pipeline is opened again."""
+        if self._recovery_timeout_s is None or self._closing:
+            self._end(PipelineLost(what))
+            return
+        self._give_up_flushes()
+        self._recovery = threading.Thread(
+            target=self._run_recovery,
+            args=(lost, self._recovery_timeout_s, time.monotonic()),
+            name="recovery",
+            daemon=True,
+        )
+        self._pause(True)
+        self._recovery.start()
+
+    def _run_recovery(self, lost: list[int], timeout_s: float, since_s: float) -> None:
+        try:
+            replaced = recover(self._pipeline, self._supervisor, lost, timeout_s)
+        except PipelineLost as error:
+            self._inbox.put(functools.partial(self._on_unrecovered, error))
+        except Exception as error:  # the thread's root: a bug here must not hang callers
+            log.exception("the recovery failed")
+            failure = PipelineLost(f"the recovery failed: {error}")
+            self._inbox.put(functools.partial(self._on_unrecovered, failure))
+        else:
+            self._inbox.put(lambda: self._on_recovered(replaced, time.monotonic() - since_s))
+
+    def _on_recovered(self, replaced: set[int], took_s: float) -> None:
+        """Every live request starts over from its known tokens."""
+        if self._lost:
+            return
+        now = time.monotonic()
+        fatal = {self._fatal_seq(stage) for stage in replaced}
+        self._outputs += self._scheduler.restart(now, fatal)
+        self._supervisor.reset(now)
+        self._broken_link = self._recovery = None
+        self._pipeline.listen(lambda news: self._inbox.put(lambda: self._on_news(news)))
+        log.warning(
+            "recovered in %.1f s: epoch %d, stages %s are new, %d requests go on",
+            took_s,
+            self._pipeline.epoch,
+            sorted(replaced) or "none",
+            len(self._scheduler.pool),
+        )
+        self._pause(False)
+
+    def _on_unrecovered(self, error: PipelineLost) -> None:
+        self._recovery = None
+        if not self._lost:
+            log.error("%s", error)
+            self._end(error)
+
+    def _fatal_seq(self, stage: int) -> int:
+        """The plan that a lost stage was computing: the first that its successor had no input of.
+
+        The last stage's are those that have not returned; -1: it computed none.
+        """
+        received = -1
+        if stage + 1 < len(self._pipeline.stages):
+            received = self._pipeline.last_input_seq(stage + 1)
+        seqs = self._scheduler.seqs_in_flight
+        return next((seq for seq in seqs if seq > received), -1)
+
+    def _give_up_flushes(self) -> None:
+        for flush in self._flushes:
+            flush.give_up()
+        self._flushes.clear()
 
     def _end(self, error: PipelineLost) -> None:
         """Every live request ends with `error`; tokens that arrived before it go first."""
         self._lost = error
-        for flush in self._flushes:
-            flush.give_up()
+        self._give_up_flushes()
         outputs, self._outputs = self._outputs, []
         self._deliver(outputs)
         self._lose(error)

@@ -11,7 +11,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 OnDeath = Callable[[int, str], None]
 OnProgress = Callable[[str], None]
 OnLoad = Callable[[int, int], None]  # bytes of weights read so far, and in all
+WATCH_INTERVAL_S = 0.25
 
 
 class Placement(Protocol):
@@ -42,8 +43,31 @@ class Placement(Protocol):
         """Start every stage. on_death(stage, why) may come on any thread, once a stage."""
         ...
 
+    def replace(self, bootstrap: StageBootstrap, on_death: OnDeath) -> None:
+        """Make sure that a stage is dead, and start another in its place.
+
+        Nothing is heard of the dead one any more.
+        """
+        ...
+
     def close(self) -> None:
         """Kill what is left and give back all resources; any number of times."""
+        ...
+
+
+class Patrol(Protocol):
+    """Watches over the stages while a pipeline is opened again; each method may raise."""
+
+    def watch(self, connected: Collection[int]) -> None:
+        """Called several times a second; `connected` stages answer pings."""
+        ...
+
+    def beat(self, stage: int, pong: pb.Pong) -> None:
+        """A ping was answered."""
+        ...
+
+    def link_broke(self, status: str, why: str) -> None:
+        """A stage's link failed; the fault may be its neighbour's."""
         ...
 
 
@@ -97,23 +121,44 @@ class StageStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """A stage is gone, and why."""
+    """A stage is gone, and why; `life` is how often it had been replaced by then."""
 
     stage: int
     why: str
+    life: int
 
 
 News = tuple[int, pb.StageMessage] | Lost
+OF_AN_EPOCH = frozenset({"ready", "result", "failure"})  # else of the stage, or of its load
+
+
+class StageLost(StartupError):
+    """A stage is lost before the pipeline runs."""
+
+    def __init__(self, status: StageStatus, why: str) -> None:
+        super().__init__(f"{status} did not start: {why}")
+        self.stage = status.index
+
+
+class LinkBroken(StartupError):
+    """Stages could not be connected, though each of them lives."""
 
 
 @dataclass(slots=True)
 class _Start:
-    """How far the start has come."""
+    """How far each stage has come: the first three of its life, `ready` of this epoch."""
 
     hellos: dict[int, pb.Hello] = field(default_factory=dict)
     loaded: dict[int, pb.Loaded] = field(default_factory=dict)
     loading: dict[int, pb.LoadProgress] = field(default_factory=dict)
     ready: dict[int, pb.Ready] = field(default_factory=dict)
+    set_up: set[int] = field(default_factory=set)
+
+    def forget(self, stage: int) -> None:
+        """A new one takes its place."""
+        self.set_up.discard(stage)
+        for answers in (self.hellos, self.loaded, self.loading):
+            answers.pop(stage, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +182,10 @@ class StartTimes:
 
 
 class Pipeline:
-    """start() returns when every link has carried a dummy tensor; then plans may be sent."""
+    """start() returns when every link has carried a dummy tensor; then plans may be sent.
+
+    reopen() begins a new epoch, with other stages in the place of lost ones.
+    """
 
     def __init__(self, config: PipelineConfig, placement: Placement) -> None:
         self.config = config
@@ -149,16 +197,19 @@ class Pipeline:
         self._tell: Callable[[News], None] = self._news.put
         self._lock = threading.Lock()  # whom to tell changes while streams are telling
         self._start = _Start()
+        self._lives = [0] * config.num_stages
         self._on_load: OnLoad = lambda done, total: None
+        self._patrol: Patrol | None = None
+        self._given_up = threading.Event()
         self._control = ControlPlane(
             host=placement.control_host,
             secret=(secret := secrets.token_hex(16)),
             num_stages=config.num_stages,
             on_message=lambda stage, message: self._on_news((stage, message)),
-            on_broken=self._on_lost,
+            on_broken=lambda stage, why: self._teller(self._lives[stage])(stage, why),
         )
         self._secret = secret
-        self._deadline = 0.0
+        self._deadline = self._placed_s = 0.0
 
     # ---- start ---------------------------------------------------------
 
@@ -167,48 +218,92 @@ class Pipeline:
         began_s = time.monotonic()
         self._start_deadline()
         num = self.config.num_stages
+        self._on_load = on_load
         on_progress(f"starting {num} stages")
-        self._placement.launch(self._bootstraps(), self._on_lost)
-        start, self._on_load = self._start, on_load
-        self._await(start.hellos, "start")
-        placed_s = time.monotonic()
-        on_progress("loading weights")
-        for stage in range(num):
-            self._control.send(stage, pb.MasterMessage(setup=self._setup(stage)))
-        self._await(start.loaded, "load its weights")
+        bootstraps = [self._bootstrap(stage) for stage in range(num)]
+        self._placement.launch(bootstraps, self._teller(0))
+        self._load(on_progress)
         self.num_blocks = self.config.num_blocks or self._affordable_blocks()
         loaded_s = time.monotonic()
         on_progress("connecting stages")
+        self._connect()
+        return StartTimes(
+            place_s=self._placed_s - began_s,
+            load_s=loaded_s - self._placed_s,
+            connect_s=time.monotonic() - loaded_s,
+            fetched_bytes=sum(loaded.fetched_bytes for loaded in self._start.loaded.values()),
+            read_bytes=sum(loaded.read_bytes for loaded in self._start.loaded.values()),
+        )
+
+    def reopen(self, lost: Collection[int], deadline: float, patrol: Patrol) -> None:
+        """A new epoch: `lost` stages are replaced, the others keep their weights.
+
+        Raises StageLost or LinkBroken where a stage is lost meanwhile, and it may be tried again;
+        StartupError past the deadline.
+        """
+        with self._lock:
+            self._tell = self._news.put
+            self.epoch += 1
+        self._on_load = lambda done, total: None
+        self._patrol = patrol
+        self._deadline = deadline
+        for stage in lost:
+            self._replace(stage)
+        try:
+            self._load(lambda text: None)
+            self._connect()
+        finally:
+            self._patrol = None
+
+    def last_input_seq(self, stage: int) -> int:
+        """The last plan of earlier epochs whose input the stage had, as it said in this one."""
+        return self._start.ready[stage].last_seq
+
+    def give_up(self) -> None:
+        """A reopen() that is going on ends with StartupError."""
+        self._given_up.set()
+
+    def _replace(self, stage: int) -> None:
+        self._start.forget(stage)
+        self.stages[stage].state = "starting"
+        self._lives[stage] += 1
+        self._control.expect_anew(stage)
+        self._placement.replace(self._bootstrap(stage), self._teller(self._lives[stage]))
+
+    def _load(self, on_progress: OnProgress) -> None:
+        """Every stage says hello, and reads its weights unless it has them."""
+        start = self._start
+        self._await(start.hellos, "start")
+        self._placed_s = time.monotonic()
+        on_progress("loading weights")
+        for stage in start.hellos.keys() - start.set_up:
+            self._control.send(stage, pb.MasterMessage(setup=self._setup(stage)))
+            start.set_up.add(stage)
+        self._await(start.loaded, "load its weights")
+
+    def _connect(self) -> None:
+        self._start.ready.clear()
         self._control.broadcast(pb.MasterMessage(open=self._open()).SerializeToString())
-        self._await(start.ready, "connect to its neighbours")
+        self._await(self._start.ready, "connect to its neighbours")
         for status in self.stages:
             status.state = "ready"
-        return StartTimes(
-            place_s=placed_s - began_s,
-            load_s=loaded_s - placed_s,
-            connect_s=time.monotonic() - loaded_s,
-            fetched_bytes=sum(loaded.fetched_bytes for loaded in start.loaded.values()),
-            read_bytes=sum(loaded.read_bytes for loaded in start.loaded.values()),
-        )
 
     def listen(self, tell: Callable[[News], None]) -> None:
         """From now on news go to `tell`, on any thread; those that waited go first."""
         with self._lock:
             self._tell = tell
             while not self._news.empty():
-                tell(self._news.get())
+                if self._is_current(news := self._news.get()):
+                    tell(news)
 
-    def _bootstraps(self) -> list[StageBootstrap]:
-        return [
-            StageBootstrap(
-                stage=i,
-                control_address=self._control.address,
-                secret=self._secret,
-                log_level=self.config.log.log_level,
-                log_format=self.config.log.log_format,
-            )
-            for i in range(self.config.num_stages)
-        ]
+    def _bootstrap(self, stage: int) -> StageBootstrap:
+        return StageBootstrap(
+            stage=stage,
+            control_address=self._control.address,
+            secret=self._secret,
+            log_level=self.config.log.log_level,
+            log_format=self.config.log.log_format,
+        )
 
     def _start_deadline(self) -> None:
         """Anew: at the start, and whenever weights arrive, of which there may be any amount."""
@@ -216,19 +311,29 @@ class Pipeline:
 
     def _await(self, answers: Mapping[int, object], what: str) -> None:
         while len(answers) < self.config.num_stages:
+            left_s = max(0.0, self._deadline - time.monotonic())
             try:
-                news = self._news.get(timeout=max(0.0, self._deadline - time.monotonic()))
+                self._note(self._news.get(timeout=min(left_s, WATCH_INTERVAL_S)))
             except queue.Empty:
-                missing = [s.index for s in self.stages if s.index not in answers]
-                raise StartupError(
-                    f"stages {missing} did not {what} within start_timeout_s = "
-                    f"{self.config.start_timeout_s:g} s; raise it, or see their output above"
-                ) from None
-            self._note(news)
+                if not left_s:
+                    self._raise_missing(answers, what)
+            if self._given_up.is_set():
+                raise StartupError("the engine is closing")
+            if self._patrol:
+                self._patrol.watch(self._start.hellos)
+
+    def _raise_missing(self, answers: Mapping[int, object], what: str) -> None:
+        missing = [status.index for status in self.stages if status.index not in answers]
+        raise StartupError(
+            f"stages {missing} did not {what} within start_timeout_s = "
+            f"{self.config.start_timeout_s:g} s; raise it, or see their output above"
+        )
 
     def _note(self, news: News) -> None:
+        if not self._is_current(news):
+            return
         if isinstance(news, Lost):
-            raise StartupError(f"{self.stages[news.stage]} did not start: {news.why}")
+            raise StageLost(self.stages[news.stage], news.why)
         stage, message = news
         kind = message.WhichOneof("kind")
         if kind == "hello":
@@ -240,14 +345,24 @@ class Pipeline:
             self._note_loading(stage, message.load_progress)
         elif kind == "ready":
             self._start.ready[stage] = message.ready
+        elif kind == "pong" and self._patrol:
+            self._patrol.beat(stage, message.pong)
         elif kind == "failure":
-            if message.failure.traceback:
-                log.error("%s failed:\n%s", self.stages[stage], message.failure.traceback)
-            raise StartupError(f"{self.stages[stage]} did not start: {message.failure.message}")
+            self._note_failure(self.stages[stage], message.failure)
+
+    def _note_failure(self, status: StageStatus, failure: pb.Failure) -> None:
+        """While a pipeline starts, a link fails because one of its ends does: that is told too."""
+        if failure.link and self._patrol:
+            self._patrol.link_broke(str(status), failure.message)
+            return
+        if failure.traceback:
+            log.error("%s failed:\n%s", status, failure.traceback)
+        raise StageLost(status, failure.message)
 
     def _note_loading(self, stage: int, progress: pb.LoadProgress) -> None:
         """All stages load at once: what is told are their sums."""
-        self._start_deadline()
+        if not self._patrol:  # a recovery has its own limit
+            self._start_deadline()
         self._start.loading[stage] = progress
         stages = self._start.loading.values()
         self._on_load(sum(s.done_bytes for s in stages), sum(s.total_bytes for s in stages))
@@ -321,9 +436,19 @@ class Pipeline:
         self._control.close(grace_s=1.0)
         self._placement.close()
 
-    def _on_lost(self, stage: int, why: str) -> None:
-        self._on_news(Lost(stage=stage, why=why))
+    def _teller(self, life: int) -> OnDeath:
+        """Passes on the loss of a stage that has been replaced `life` times."""
+        return lambda stage, why: self._on_news(Lost(stage=stage, why=why, life=life))
 
     def _on_news(self, news: News) -> None:
         with self._lock:
-            self._tell(news)
+            if self._is_current(news):
+                self._tell(news)
+
+    def _is_current(self, news: News) -> bool:
+        """What is told of a stage that was replaced, or of an earlier epoch, is too late."""
+        if isinstance(news, Lost):
+            return news.life == self._lives[news.stage]
+        message = news[1]
+        late = message.epoch not in (0, self.epoch)
+        return not (late and message.WhichOneof("kind") in OF_AN_EPOCH)

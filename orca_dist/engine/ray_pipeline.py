@@ -68,7 +68,7 @@ class RayPlacement:
         self._config = config
         self._private_dir = "" if config.address else _short_temp_dir()
         self._group: Any = None
-        self._actors: list[Any] = []
+        self._actors: dict[int, Any] = {}  # by stage
         self._watchers: list[threading.Thread] = []
         self._closed = False
         self._left = False  # from then on a stage that ends was ended by us
@@ -82,16 +82,12 @@ class RayPlacement:
     def launch(self, bootstraps: Sequence[StageBootstrap], on_death: OnDeath) -> None:
         self._group = self._place()
         for bootstrap in bootstraps:
-            actor = self._actor(bootstrap.stage)
-            host = "" if self._config.address else LOOPBACK
-            place = actor.stderr_place.remote()  # before serve, behind which it would wait
-            serving = actor.serve.remote(replace(bootstrap, host=host))
-            watcher = threading.Thread(
-                target=self._watch, args=(serving, place, bootstrap.stage, on_death), daemon=True
-            )
-            watcher.start()
-            self._actors.append(actor)
-            self._watchers.append(watcher)
+            self._launch(bootstrap, on_death)
+
+    def replace(self, bootstrap: StageBootstrap, on_death: OnDeath) -> None:
+        """A fresh actor in the same bundle; Ray starts it once the old one is gone for good."""
+        ray.kill(self._actors.pop(bootstrap.stage))
+        self._launch(bootstrap, on_death)
 
     def close(self) -> None:
         if self._closed:
@@ -106,6 +102,17 @@ class RayPlacement:
         ray.shutdown()
         if self._private_dir:
             shutil.rmtree(self._private_dir, ignore_errors=True)
+
+    def _launch(self, bootstrap: StageBootstrap, on_death: OnDeath) -> None:
+        actor = self._actors[bootstrap.stage] = self._actor(bootstrap.stage)
+        host = "" if self._config.address else LOOPBACK
+        place = actor.stderr_place.remote()  # before serve, behind which it would wait
+        serving = actor.serve.remote(replace(bootstrap, host=host))
+        watcher = threading.Thread(
+            target=self._watch, args=(serving, place, bootstrap.stage, on_death), daemon=True
+        )
+        watcher.start()
+        self._watchers.append(watcher)
 
     def _watch(self, serving: Any, place: Any, stage: int, on_death: OnDeath) -> None:
         """Waits for the one call that lasts as long as the stage."""
@@ -201,7 +208,7 @@ class RayPlacement:
 
     def _give_back(self) -> None:
         """On somebody else's cluster: leave nothing of ours behind."""
-        for actor in self._actors:
+        for actor in self._actors.values():
             ray.kill(actor)
         if self._group is not None:
             remove_placement_group(self._group)

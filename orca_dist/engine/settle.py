@@ -8,11 +8,12 @@ from pathlib import Path
 
 import psutil
 
-from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher, LogConfig
+from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher, LogConfig, Split
 from orca_dist.core import split_layers
 from orca_dist.engine.pipeline import PipelineConfig
 from orca_dist.errors import ConfigError
 from orca_dist.spec import ModelSpec
+from orca_dist.spec.split_cost import balanced_sizes, head_layers, slowest
 
 RAM_SHARE, GPU_MEMORY_SHARE = 0.25, 0.9
 
@@ -116,9 +117,37 @@ def _cpu_has_fast_bf16() -> bool:
 
 def _layers(spec: ModelSpec, config: EngineConfig) -> tuple[range, ...]:
     try:
-        return tuple(split_layers(spec.num_layers, config.stages, config.split or None))
+        even = split_layers(spec.num_layers, config.stages)
+        sizes = _sizes(spec, config)
+        layers = even if sizes is None else split_layers(spec.num_layers, config.stages, sizes)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    if config.stages > 1:
+        log.info("split %s: %s", " ".join(str(len(each)) for each in layers), _why(spec, config))
+    return tuple(layers)
+
+
+def _sizes(spec: ModelSpec, config: EngineConfig) -> tuple[int, ...] | None:
+    """Layers of each stage; None: as even as can be."""
+    if config.split in ((), (Split.AUTO,)):
+        return balanced_sizes(spec, config.stages)
+    if config.split == (Split.EVEN,):
+        return None
+    return tuple(int(size) for size in config.split)
+
+
+def _why(spec: ModelSpec, config: EngineConfig) -> str:
+    if config.split not in ((), (Split.AUTO,)):
+        return "as asked"
+    sizes, head = balanced_sizes(spec, config.stages), head_layers(spec)
+    if sizes is None:
+        return f"even, since the output head counts as {head:.1f} layers of the last stage"
+    even = split_layers(spec.num_layers, config.stages)
+    before, after = slowest([len(each) for each in even], head), slowest(sizes, head)
+    return (
+        f"the output head counts as {head:.1f} layers of the last stage; the slowest stage has "
+        f"{after:.1f} layers to do, {before:.1f} in an even split"
+    )
 
 
 def _link(device: DeviceKind, launcher: Launcher) -> str:

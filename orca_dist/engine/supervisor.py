@@ -29,7 +29,12 @@ class Supervisor:
     ) -> None:
         self._heartbeat_s = heartbeat_s
         self._step_limit_s = step_limit_s
-        self._beats = [Beat(now) for _ in range(num_stages)]
+        self._num_stages = num_stages
+        self.reset(now)
+
+    def reset(self, now: float) -> None:
+        """All stages are well: an epoch begins."""
+        self._beats = [Beat(now) for _ in range(self._num_stages)]
 
     @property
     def interval_s(self) -> float:

@@ -62,6 +62,8 @@ class Server:
         self._health = Health()
         self._lost: asyncio.Future[PipelineLost] | None = None
         self._farewell: asyncio.Task[None] | None = None
+        self._paused = False
+        self._pausing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         """Cancelled meanwhile, it comes up whole first: half a gRPC server can't be stopped."""
@@ -96,7 +98,9 @@ class Server:
         self._streams = self._make_streams()
         self._servicer = self._make_servicer()
         self._engine.attach(
-            deliver=_from_thread(loop, self._streams.deliver), lose=_from_thread(loop, self._lose)
+            deliver=_from_thread(loop, self._streams.deliver),
+            lose=_from_thread(loop, self._lose),
+            pause=_from_thread(loop, self._pause),
         )
         server = self._listener.server
         server.add_generic_rpc_handlers((handlers(self._servicer),))
@@ -126,6 +130,19 @@ class Server:
             self._servicer.refuse(error)
             self._streams.lose(error)
             self._farewell = asyncio.ensure_future(self._health_off())
+
+    def _pause(self, paused: bool) -> None:
+        """A recovery: running answers wait, new calls queue up, and health tells the balancers."""
+        self._paused = paused
+        if not self._pausing or self._pausing.done():
+            self._pausing = asyncio.ensure_future(self._tell_pause())
+
+    async def _tell_pause(self) -> None:
+        """The last word counts, whatever came while a slow watcher was told of the first."""
+        told: bool | None = None
+        while told is not self._paused and not self._loss():
+            told = self._paused
+            await wait_at_most(self._health.set(serving=not told), STATUS_GRACE_S)
 
     def _loss(self) -> PipelineLost | None:
         return self._lost.result() if self._lost and self._lost.done() else None

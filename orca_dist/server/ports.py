@@ -62,6 +62,7 @@ class ServedEngine(Master, Protocol):
         *,
         deliver: Callable[[Sequence[Output]], None],
         lose: Callable[[PipelineLost], None],
+        pause: Callable[[bool], None],
     ) -> None: ...
 
     def info(self) -> EngineInfo: ...

@@ -41,7 +41,7 @@ class Setup:
 
     `reserve_len`: each request asks for so many slots in all, though its answer ends before.
     `whole_batches`: answers reach their clients whole, and when the last one of their batch
-    has ended. `keep_runs`: remember every plan's way, for a picture.
+    has ended. `keep_runs`: of so many first plans the way is remembered, for a picture.
     """
 
     schedule: ScheduleConfig
@@ -49,7 +49,7 @@ class Setup:
     latency: ControlLatency = NO_LATENCY
     reserve_len: int | None = None
     whole_batches: bool = False
-    keep_runs: bool = False
+    keep_runs: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -174,7 +174,7 @@ class _Simulation:
         record.num_entries += len(run.plan.ids)
         for stage, start_s in enumerate(run.starts_s):
             record.busy_s[stage] += run.ends_s[stage] - start_s
-        if self._setup.keep_runs:
+        if len(record.runs) < self._setup.keep_runs:
             record.runs.append(run)
 
     def flushed(self, plan: Plan) -> None:

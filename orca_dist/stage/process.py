@@ -43,46 +43,65 @@ Job = tuple[MasterMessage, float]  # a message and when it arrived
 
 
 class ComputeThread:
-    """Takes messages in order; the first exception is reported and ends it."""
+    """Takes messages in order; the first exception is reported and ends it.
+
+    One loads the stage, then there is one for each epoch. `leave` gives up an epoch's: it ends
+    as soon as it can, is not waited for, and nobody hears of it any more.
+    """
 
     def __init__(
-        self, worker: StageWorker, send: Callable[[StageMessage], None], origin: Origin
+        self, worker: StageWorker, send: Callable[[StageMessage], None], *, epoch: int = 0
     ) -> None:
-        self._worker = worker
-        self._origin = origin
+        self.worker = worker
+        self._epoch = epoch
         self._send = send
-        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="stage-compute", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def put(self, message: MasterMessage) -> None:
-        self._jobs.put((message, self._worker.trace.now()))
+        self._jobs.put((message, self.worker.trace.now()))
+
+    def leave(self) -> None:
+        self.worker.end()
+        self._jobs.put(None)
 
     def _run(self) -> None:
         try:
-            while True:
-                self._handle(*self._jobs.get())
+            for message, received_s in iter(self._jobs.get, None):
+                self._handle(message, received_s)
         except Exception as error:  # noqa: BLE001  the stage's root: reported, never swallowed
-            self._send(StageMessage(failure=_failure(error)))
+            if self.worker.is_over:
+                log.debug("epoch %d is over: %s", self._epoch, error)
+            else:
+                self._tell(StageMessage(failure=_failure(error)))
+        finally:
+            self.worker.close()
 
     def _handle(self, message: MasterMessage, received_s: float) -> None:
+        if self.worker.is_over:
+            return
         kind = message.WhichOneof("kind")
         if kind == "plan":
-            if result := self._worker.run(message.plan, received_s):
-                self._send(StageMessage(result=result))
+            if result := self.worker.run(message.plan, received_s):
+                self._tell(StageMessage(result=result))
         elif kind == "setup":
-            loaded = self._worker.load(message.setup, self._tell_loading)
-            self._send(StageMessage(loaded=loaded))
+            loaded = self.worker.load(message.setup, self._tell_loading)
+            self._tell(StageMessage(loaded=loaded))
         elif kind == "open":
-            self._origin.epoch = message.open.epoch
-            self._worker.open(message.open)
-            self._send(StageMessage(ready=Ready()))
+            ready = Ready(last_seq=self.worker.last_input_seq)
+            self.worker.open(message.open)
+            self._tell(StageMessage(ready=ready))
 
     def _tell_loading(self, done_bytes: int, total_bytes: int) -> None:
         progress = LoadProgress(done_bytes=done_bytes, total_bytes=total_bytes)
-        self._send(StageMessage(load_progress=progress))
+        self._tell(StageMessage(load_progress=progress))
+
+    def _tell(self, message: StageMessage) -> None:
+        message.epoch = self._epoch
+        self._send(message)
 
 
 def serve_stage(bootstrap: StageBootstrap, worker: StageWorker, *, actor_id: str = "") -> bool:
@@ -90,7 +109,7 @@ def serve_stage(bootstrap: StageBootstrap, worker: StageWorker, *, actor_id: str
     origin = Origin(stage=bootstrap.stage)
     set_up_logging(bootstrap.log, origin)
     link = ControlLink(bootstrap)
-    compute = ComputeThread(worker, link.send, origin)
+    compute = ComputeThread(worker, link.send)
     compute.start()
     link.send(hello(bootstrap, actor_id=actor_id, torch_version=torch.__version__))
     closed = False
@@ -102,11 +121,24 @@ def serve_stage(bootstrap: StageBootstrap, worker: StageWorker, *, actor_id: str
             closed = True
             break
         else:
+            if kind == "open":
+                compute = _next_epoch(compute, link, message.open.epoch, origin)
             compute.put(message)
     if not closed:
         log.error("the engine master has hung up: leaving")
     link.close()
     return closed
+
+
+def _next_epoch(
+    compute: ComputeThread, link: ControlLink, epoch: int, origin: Origin
+) -> ComputeThread:
+    """A thread of its own, and what the last one is stuck in is no longer ours to wait for."""
+    compute.leave()
+    origin.epoch = epoch
+    following = ComputeThread(compute.worker.fresh(), link.send, epoch=epoch)
+    following.start()
+    return following
 
 
 def _failure(error: Exception) -> Failure:

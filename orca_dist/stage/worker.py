@@ -7,7 +7,9 @@ waits for its device; the others hand their output on and take the next plan.
 
 from __future__ import annotations
 
+import copy
 import logging
+import threading
 
 import torch
 import torch.distributed as dist
@@ -37,8 +39,17 @@ from orca_dist.transport.rendezvous import host_store, join_store
 log = logging.getLogger(__name__)
 
 
+class EpochOver(Exception):
+    """This epoch's compute thread has nothing to do any more."""
+
+
 class StageWorker:
-    """Life: load(), open() once an epoch, run() a plan at a time, close()."""
+    """Life: load() once; then for each epoch a fresh() one: open(), run() a plan at a time, end().
+
+    Workers of several epochs share weights, KV memory and trace; `_turn` lets one of them
+    compute at a time, and one whose epoch is over stops at the next layer, so that a
+    thread which was stuck in the old epoch can't write into the new one's KV.
+    """
 
     trace: StageTrace
     _spec: ModelSpec
@@ -47,14 +58,25 @@ class StageWorker:
     _dtype: torch.dtype
     _decoder: Decoder
     _table: RequestTable
-    _cache: KVStore
+    _cache: KVStore | None
 
     def __init__(self, *, host: str) -> None:
         self.host = host
         self.trace = StageTrace()
+        self.last_input_seq = 0
         self._store: dist.Store | None = None
         self._previous: Channel | None = None
         self._next: Channel | None = None
+        self._cache = None
+        self._turn = threading.Lock()
+        self._over = threading.Event()
+
+    def fresh(self) -> StageWorker:
+        """For the next epoch: the same weights and KV memory, no links and no requests."""
+        worker = copy.copy(self)
+        worker._previous = worker._next = None
+        worker._over = threading.Event()
+        return worker
 
     # ---- start ---------------------------------------------------------
 
@@ -107,14 +129,15 @@ class StageWorker:
         self._table = RequestTable(
             block_size=setup.block_size, max_len=self._spec.max_model_len, device=self._device
         )
-        self._cache = KVStore(
-            spec=self._spec,
-            layers=self._layers,
-            num_blocks=num_blocks,
-            block_size=setup.block_size,
-            dtype=self._dtype,
-            device=self._device.torch_device,
-        )
+        if self._cache is None:  # else the epoch before has left it, to be written over
+            self._cache = KVStore(
+                spec=self._spec,
+                layers=self._layers,
+                num_blocks=num_blocks,
+                block_size=setup.block_size,
+                dtype=self._dtype,
+                device=self._device.torch_device,
+            )
 
     def _open_links(self, epoch: Open) -> tuple[Channel | None, Channel | None]:
         setup = self._setup
@@ -154,9 +177,11 @@ class StageWorker:
         row = TraceRow(plan.seq, received_s)
         batch = self._table.pack(plan)
         x_TH = self._input(batch)
-        row.input_ready_s = row.compute_start_s = self.trace.enter(StagePhase.COMPUTING)
-        x_TH = self.compute(x_TH, batch)
-        result = self._sample(x_TH, batch, plan.seq) if self._next is None else None
+        self.last_input_seq = plan.seq
+        with self._turn:
+            row.input_ready_s = row.compute_start_s = self._enter_layer()
+            x_TH = self.compute(x_TH, batch)
+            result = self._sample(x_TH, batch, plan.seq) if self._is_last else None
         row.compute_end_s = self.trace.enter(StagePhase.SENDING)
         row.bytes_sent = self._send(x_TH)
         row.sent_s = self.trace.now()
@@ -165,18 +190,39 @@ class StageWorker:
 
     def compute(self, x_TH: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
         """This stage's layers over the whole batch."""
+        cache = self._cache
+        assert cache is not None, "an epoch has begun"
         return self._decoder.forward(
             x_TH,
             batch.positions_T,
-            self._cache,
+            cache,
             batch.context,
-            on_layer=lambda: self.trace.enter(StagePhase.COMPUTING),  # a long prompt isn't a hang
+            on_layer=self._enter_layer,  # a long prompt isn't a hang
         )
 
+    @property
+    def is_over(self) -> bool:
+        """end() was called."""
+        return self._over.is_set()
+
+    def end(self) -> None:
+        """The epoch is over. From any thread; what is being computed stops at the next layer."""
+        self._over.set()
+
     def close(self) -> None:
+        """Give up the links: a neighbour that waits at the other end hears of it."""
         for channel in (self._previous, self._next):
             if channel is not None:
                 channel.close()
+
+    def _enter_layer(self) -> float:
+        if self._over.is_set():
+            raise EpochOver
+        return self.trace.enter(StagePhase.COMPUTING)
+
+    @property
+    def _is_last(self) -> bool:
+        return self._setup.stage == self._setup.num_stages - 1
 
     def _input(self, batch: PackedBatch) -> torch.Tensor:
         """The first stage embeds tokens; the others receive, knowing the shape from the plan."""

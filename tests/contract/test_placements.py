@@ -34,7 +34,7 @@ def expected(folder: Path) -> list[list[int]]:
 @pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=pytest.mark.ray)])
 def front(folder: Path, request: pytest.FixtureRequest) -> Iterator[Front]:
     """Checks at its end that no stage is left."""
-    with live(folder, local_config(STAGES, launcher=request.param)) as front:
+    with live(folder, local_config(STAGES, launcher=request.param, recovery="off")) as front:
         pids = [stage.pid for stage in front.engine.info().stages]
         yield front
     left = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from orca_dist.core import Request, Sampling
 from tests.fixtures.checkpoints import LOUD_VOCAB_SIZE, loud_model
 from tests.fixtures.families import VARIANTS
-from tests.fixtures.thread_pipeline import Answer, ThreadPipeline, thread_pipeline
+from tests.fixtures.thread_pipeline import Answer, Schedule, ThreadPipeline, thread_pipeline
 from tests.golden.test_loud_llama import MAX_TOKENS, PROMPTS, TOLERANCE
 
 MIN_AGREEMENT = 0.9
@@ -84,7 +84,8 @@ def test_a_prompt_in_chunks_has_the_same_bits(folder: Path) -> None:
     request = _requests()[-1]
     with thread_pipeline(folder, 3, dtype="bfloat16") as pipeline:
         whole = pipeline.alone(request)
-    with thread_pipeline(folder, 3, dtype="bfloat16", max_batch_tokens=21) as pipeline:
+    schedule = Schedule(max_batch_tokens=21)
+    with thread_pipeline(folder, 3, dtype="bfloat16", schedule=schedule) as pipeline:
         chunked = pipeline.alone(request)
         assert [max(plan.lengths) for plan in pipeline.plans[:6]] == [21, 21, 21, 21, 21, 15]
     assert chunked.tokens == whole.tokens

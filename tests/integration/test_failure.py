@@ -1,7 +1,7 @@
 """A stage dies or stops: every caller is told, soon, and nothing is left running.
 
 Local processes; the same for Ray actors is in test_ray.py, for a whole server in
-test_serve_loss.py. No replacement is made: a lost stage ends the pipeline.
+test_serve_loss.py. Without recovery, which test_recovery.py is about.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_killed_while_serving(folder: Path, stage: int, caplog: pytest.LogCaptureFixture) -> None:
-    with live(folder, local_config(3)) as front:
+    with live(folder, local_config(3, recovery="off")) as front:
         ids = [front.submit([5, 9, i], 200) for i in range(4)]
         front.wait(ids, num_tokens=2)
         lost = _kill_and_wait(front, stage, signal.SIGKILL)
@@ -46,7 +46,7 @@ def test_killed_while_serving(folder: Path, stage: int, caplog: pytest.LogCaptur
 
 def test_stopped(folder: Path) -> None:
     """SIGSTOP: noticed by the missing heartbeat; a late SIGCONT brings nothing back."""
-    with live(folder, local_config(3, heartbeat_s=2.0)) as front:
+    with live(folder, local_config(3, heartbeat_s=2.0, recovery="off")) as front:
         ids = [front.submit([5, 9, i], 200) for i in range(2)]
         front.wait(ids, num_tokens=2)
         lost = _kill_and_wait(front, 1, signal.SIGSTOP)
@@ -73,7 +73,7 @@ def _nothing_left(front: Front) -> None:
 def test_last_lines_of_a_dead_stage(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A stage that ends without a word to its master: what it printed last is in the log."""
     placement = LocalPlacement("tests.fixtures.aborting_stage")
-    with live(folder, local_config(2), placement=placement) as front:
+    with live(folder, local_config(2, recovery="off"), placement=placement) as front:
         front.submit([5, 9], 50)
         deadline = time.monotonic() + LIMIT_S
         while front.lost is None:

@@ -39,6 +39,9 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+OFF = ("--recovery", "off")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return script_llama(tmp_path_factory.mktemp("script"), _next, max_model_len=2048)
@@ -51,7 +54,7 @@ def _next(token: int) -> int:
 
 def test_killed_under_load(folder: Path) -> None:
     """A1, A4, A5, A6, K2: four streams and one that waits, and links that would wait 300 s."""
-    flags = ("--stages", "3", "--kv-tokens", ROOM_FOR_FOUR, "--link-timeout-s", "300")
+    flags = ("--stages", "3", *OFF, "--kv-tokens", ROOM_FOR_FOUR, "--link-timeout-s", "300")
     with (
         serving(folder, *flags) as server,
         Client(server.address) as client,
@@ -77,7 +80,7 @@ def test_killed_under_load(folder: Path) -> None:
 
 def test_killed_while_idle(folder: Path) -> None:
     """A2: health turns without anyone asking for anything; a new call doesn't wait."""
-    with serving(folder, "--stages", "3") as server, _watch(server) as health:
+    with serving(folder, "--stages", "3", *OFF) as server, _watch(server) as health:
         processes, stage = server.children(), _stage(server, 2)
         os.kill(stage.pid, signal.SIGKILL)
         assert health.get(timeout=LIMIT_S) == NOT_SERVING
@@ -90,7 +93,7 @@ def test_idle_for_long_and_then_stopped(folder: Path) -> None:
     """A8: no time limit runs in an idle pipeline. A3: SIGSTOP is noticed, SIGCONT too late."""
     limits = ("--heartbeat-s", "2", "--step-limit-s", "2", "--link-timeout-s", "3")
     with (
-        serving(folder, "--stages", "3", *limits) as server,
+        serving(folder, "--stages", "3", *OFF, *limits) as server,
         Client(server.address) as client,
         _watch(server) as health,
     ):
@@ -108,6 +111,35 @@ def test_idle_for_long_and_then_stopped(folder: Path) -> None:
         assert reasons == {None}
         assert health.get(timeout=LIMIT_S) == NOT_SERVING
         _ended(server, processes, f"stage 1 (pid {stage.pid}, node {stage.node})")
+
+
+def test_with_recovery_streams_only_pause(folder: Path) -> None:
+    """K2: no call fails, health says what is going on, and the command serves on."""
+    with (
+        serving(folder, "--stages", "3", "--kv-tokens", ROOM_FOR_FOUR) as server,
+        Client(server.address) as client,
+        _watch(server) as health,
+    ):
+        stages = client.info().stages
+        params = SamplingParams(max_tokens=400, ignore_eos=True)
+        streams = [client.stream(A, params) for _ in range(5)]
+        for stream in streams[:4]:
+            next(stream)
+        os.kill(stages[1].pid, signal.SIGKILL)
+        assert health.get(timeout=LIMIT_S) == NOT_SERVING
+        asked = client.stream(A, SamplingParams(max_tokens=3))  # queues up meanwhile
+        assert health.get(timeout=END_S) == SERVING
+        for stream in streams[:4]:
+            assert len("".join(chunk.text for chunk in stream)) == 399
+        assert len("".join(chunk.text for chunk in streams[4])) == 400
+        assert "".join(chunk.text for chunk in asked) == "BCD"
+        after = client.info()
+        assert after.epoch == 2
+        assert [old.pid == new.pid for old, new in zip(stages, after.stages, strict=True)] == [
+            True,
+            False,
+            True,
+        ]
 
 
 def test_a_stage_that_can_not_load_ends_the_start(folder: Path) -> None:

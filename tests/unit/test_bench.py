@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orca_dist.bench.offline import Job, make_jobs, run_offline
+from orca_dist.bench.jobs import Job, make_jobs
+from orca_dist.bench.offline import run_offline
 from orca_dist.bench.scheduler import measure
 from orca_dist.cli.main import main
 from orca_dist.config import LogConfig

@@ -80,7 +80,7 @@ def test_the_command_line_is_read_before_grpc_and_the_engine_are_imported() -> N
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize("command", ["serve", "generate", "info", "model"])
+@pytest.mark.parametrize("command", ["serve", "generate", "info", "model", "simulate"])
 def test_help_is_no_error(command: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     assert "--log-level" in capfd.readouterr().out
@@ -98,7 +98,7 @@ def test_the_first_help_names_every_command_and_the_version(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("", "Expected one of {serve, generate, info, model, bench}"),
+        ("", "Expected one of {serve, generate, info, model, bench, simulate, simulate-paper}"),
         ("serv x", "serv: no such command; did you mean serve?; choose one of serve, generate"),
         ("xyz", "error: xyz: no such command; choose one of serve, generate, info, model"),
         ("serve --max-batch-siz 3", "--max-batch-siz, 3; did you mean --max-batch-size?"),

@@ -127,7 +127,7 @@ class Close(_message.Message):
     def __init__(self) -> None: ...
 
 class StageMessage(_message.Message):
-    __slots__ = ("hello", "loaded", "ready", "result", "pong", "failure", "load_progress")
+    __slots__ = ("hello", "loaded", "ready", "result", "pong", "failure", "load_progress", "epoch")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +135,7 @@ class StageMessage(_message.Message):
     PONG_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     LOAD_PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     loaded: Loaded
     ready: Ready
@@ -142,7 +143,8 @@ class StageMessage(_message.Message):
     pong: Pong
     failure: Failure
     load_progress: LoadProgress
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., load_progress: _Optional[_Union[LoadProgress, _Mapping]] = ...) -> None: ...
+    epoch: int
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., load_progress: _Optional[_Union[LoadProgress, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("secret", "stage", "pid", "node", "actor_id", "versions", "host")
@@ -191,8 +193,10 @@ class LoadProgress(_message.Message):
     def __init__(self, done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("last_seq",)
+    LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    last_seq: int
+    def __init__(self, last_seq: _Optional[int] = ...) -> None: ...
 
 class Result(_message.Message):
     __slots__ = ("seq", "ids", "num_tokens", "tokens", "failed", "logits")

@@ -13,7 +13,7 @@ import random
 
 import pytest
 
-from orca_dist.core import FinishReason, Forming, Phase, PlanResult, Request
+from orca_dist.core import FinishReason, Forming, Phase, Plan, PlanResult, Request
 from tests.fixtures.checked_pipeline import (
     check_nothing_is_left,
     check_replay,
@@ -284,3 +284,38 @@ def test_restart_admits_prompt_and_answer_so_far() -> None:
     result = PlanResult(seq=late.seq, ids=late.ids, tokens=[[9] for _ in late.ids])
     assert scheduler.on_result(result, 5.0) == []
     assert scheduler.plans_in_flight == 1
+
+
+def run_with_fatal(culprit: int, num_requests: int) -> tuple[list[list[int]], list[str]]:
+    """A stage that dies of `culprit`, on a pipeline of two; the plans' ids, and who failed."""
+    pipeline = make_pipeline(num_stages=2, max_batch_size=4, chunked_prefill=True)
+    scheduler = pipeline.scheduler
+    for i in range(num_requests):
+        scheduler.submit(make_request(i, max_tokens=2), 0.0)
+    plans: list[list[int]] = []
+    failures: list[str] = []
+    flight: list[Plan] = []
+    for _ in range(100):
+        while plan := scheduler.select(0.0):
+            plans.append(plan.ids)
+            flight.append(plan)
+        if not flight:
+            break
+        plan = flight.pop(0)
+        if culprit in plan.ids:
+            outputs = scheduler.restart(0.0, [plan.seq])
+            failures += [output.message for output in outputs if output.id == culprit]
+            assert all(output.id == culprit for output in outputs)
+            flight.clear()
+        else:
+            tokens = [[5] for _ in plan.ids]
+            scheduler.on_result(PlanResult(seq=plan.seq, ids=plan.ids, tokens=tokens), 0.0)
+    assert not len(scheduler.pool)
+    assert not scheduler._suspects
+    return plans, failures
+
+
+def test_suspects_run_alone_and_only_the_culprit_fails() -> None:
+    plans, failures = run_with_fatal(culprit=2, num_requests=4)
+    assert failures == ["a stage was lost 2 times while it computed this request alone"]
+    assert plans == [[0, 1, 2, 3], [0], [0], [1], [1], [2], [2], [3], [3]]

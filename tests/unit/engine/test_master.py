@@ -25,6 +25,9 @@ class SilentPipeline:
     def listen(self, tell: Callable[[News], None]) -> None:
         pass
 
+    def give_up(self) -> None:
+        pass
+
     def ping(self, nonce: int) -> None:
         self.num_pings += 1
 
@@ -38,10 +41,15 @@ def test_one_who_keeps_asking_for_the_trace_does_not_stop_the_watch() -> None:
         pipeline=pipeline,  # type: ignore[arg-type]
         supervisor=Supervisor(num_stages=1, heartbeat_s=0.4, step_limit_s=60, now=time.monotonic()),
         trace=TraceLog(1),
+        recovery_timeout_s=None,
     )
     lost: list[PipelineLost] = []
     told = threading.Event()
-    master.attach(deliver=lambda outputs: None, lose=lambda e: (lost.append(e), told.set()))  # type: ignore[func-returns-value]
+    master.attach(
+        deliver=lambda outputs: None,
+        lose=lambda e: (lost.append(e), told.set()),  # type: ignore[func-returns-value]
+        pause=lambda paused: None,
+    )
     master.start()
     deadline = time.monotonic() + 20
     while not told.is_set() and time.monotonic() < deadline:

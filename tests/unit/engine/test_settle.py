@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher, LogConfig
+from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher, LogConfig, Split
 from orca_dist.engine import settle as module
 from orca_dist.engine.pipeline import PipelineConfig
 from orca_dist.engine.settle import (
@@ -128,6 +130,24 @@ def test_links(device: str, launcher: str, link: str) -> None:
 # ---- shape -------------------------------------------------------------
 
 
+def test_auto_is_even_where_the_head_is_small(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    assert settled(stages=3) == settled(stages=3, split=("even",)) == settled(stages=3, split=())
+    assert "split 4 3 3: even, since the output head counts as 0.1 layers" in caplog.text
+    assert "split 4 3 3: as asked" in caplog.text
+
+
+def test_auto_leaves_the_last_stage_room_for_the_head(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    spec = replace(make_spec(), vocab_size=32_000)
+    sizes = [len(each) for each in settle("/m", spec, make_config(), LogConfig()).layers]
+    assert sum(sizes) == 10
+    assert sizes[0] > sizes[1]
+    assert re.search(r"split \d \d: the output head counts as \d+\.\d layers", caplog.text)
+    even = settle("/m", spec, make_config(split=(Split.EVEN,)), LogConfig())
+    assert [len(each) for each in even.layers] == [5, 5]
+
+
 def test_layers_are_split_over_the_stages() -> None:
     assert settled(stages=3).layers == (range(4), range(4, 7), range(7, 10))
     assert settled(stages=2, split=(3, 7)).layers == (range(3), range(3, 10))
@@ -141,6 +161,8 @@ def test_layers_are_split_over_the_stages() -> None:
         ({"stages": 2, "split": (5, 6)}, "adds up to 11 layers, the model has 10"),
         ({"stages": 2, "split": (10,)}, "1 sizes for 2 stages"),
         ({"stages": 0}, "stages = 0"),
+        ({"split": ("even", 3)}, "split = even 3: give auto, even, or a number of layers"),
+        ({"split": ("half",)}, "split = half: give auto, even, or a number of layers"),
         ({"max_batch_size": 0}, "max_batch_size = 0"),
         ({"inflight": 0}, "inflight = 0"),
         ({"kv_tokens": -5}, "kv_tokens = -5"),

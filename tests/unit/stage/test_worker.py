@@ -20,6 +20,7 @@ from orca_dist.transport.channel import LinkError
 from orca_dist.transport.loopback import LoopbackChannel
 from tests.fixtures.checkpoints import loud_llama
 from tests.fixtures.thread_pipeline import (
+    Schedule,
     ThreadPipeline,
     load_stages,
     mixed_plans,
@@ -129,7 +130,9 @@ def test_logits_are_the_same_bits_alone_or_mixed_on_any_number_of_stages(
 def test_the_size_of_batches_changes_no_bit(folder: Path) -> None:
     runs = []
     for max_batch_size in (1, 2, 5):
-        with thread_pipeline(folder, 2, max_batch_size=max_batch_size) as pipeline:
+        with thread_pipeline(
+            folder, 2, schedule=Schedule(max_batch_size=max_batch_size)
+        ) as pipeline:
             runs.append(pipeline.run(staggered(first_id=0)))
     for i in range(len(PROMPTS)):
         assert len({run[i].logits_bytes for run in runs}) == 1

@@ -1,0 +1,160 @@
+"""What an iteration costs at least on a datasheet's device, as a sum of named parts.
+
+Each part is the slower of arithmetic and memory: a layer's matrices are read once
+for the whole batch, a request's keys and values once for it alone (Orca §3.2:
+only attention is not batched). A stage of several devices splits all of it
+evenly and adds two all-reduces a layer (Megatron's intra-layer parallelism).
+Every peak is scaled by one efficiency; nothing else is fitted.
+
+    matmul     layers x max(2 W T / peak, W b / bandwidth)
+    attention  layers x max(4 heads d A / peak, 2 kv_heads d b C / bandwidth)
+    embedding  T h b / bandwidth                               (first stage)
+    head       max(2 h V S / peak, h V b / bandwidth)          (last stage)
+    allreduce  layers x 2 x 2 (n - 1) / n x T h b / link       (n devices a stage)
+    launch     layers x kernels x gap
+
+T tokens, S of them sampled, C slots of context, A attended slots, W weights of a
+layer, b bytes an element, h hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orca_dist.core import Plan
+from orca_dist.errors import ConfigError
+from orca_dist.sim.batch import BatchShape, batch_shape
+from orca_dist.sim.hardware import Device
+from orca_dist.sim.pipeline import PlanTimes
+from orca_dist.sim.shapes import ModelShape
+
+KERNELS_PER_LAYER = 12
+"""Two norms, four projections and the attention between them, two of the MLP with its
+activation, and two additions, give or take one: fused kernels of a decoder's layer."""
+LAUNCH_GAP_S = 0.9e-6
+"""Between two queued kernels: 3.8 us each where the kernel itself takes 2.9 us (NVIDIA's
+blog on CUDA graphs)."""
+MEMORY_SHARE = 0.9  # of a device's memory, for weights and KV
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTime:
+    """Seconds of one iteration at one stage, or in one layer, by what they are spent on."""
+
+    matmul_s: float
+    attention_s: float
+    allreduce_s: float
+    launch_s: float
+    embedding_s: float = 0.0
+    head_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        layers_s = self.matmul_s + self.attention_s + self.allreduce_s + self.launch_s
+        return self.embedding_s + layers_s + self.head_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """How a model lies on devices: `split` are the layers of each stage.
+
+    `link_bytes_s` is one direction between neighbouring stages, all their devices together.
+    """
+
+    split: tuple[int, ...]
+    device: Device
+    tensor_parallel: int = 1
+    itemsize: int = 2
+    efficiency: float = 1.0
+    link_bytes_s: float
+
+
+class RooflineCost:
+    """The Cost of a model on a placement."""
+
+    def __init__(self, shape: ModelShape, placement: Placement) -> None:
+        device, scale = placement.device, placement.efficiency * placement.tensor_parallel
+        self.shape = shape
+        self.placement = placement
+        self._flop_s = device.flop_s * scale * (2 / placement.itemsize)
+        self._memory_bytes_s = device.memory_bytes_s * scale
+        self._device_link_bytes_s = device.link_bytes_s * placement.efficiency
+        self._row_bytes = shape.hidden_size * placement.itemsize
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.placement.split)
+
+    def times(self, plan: Plan) -> PlanTimes:
+        batch = batch_shape(plan)
+        layer_s = self._layer_time(batch).total_s
+        stage_s = [layers * layer_s for layers in self.placement.split]
+        stage_s[0] += self._embedding_s(batch)
+        stage_s[-1] += self._head_s(batch)
+        return PlanTimes(stage_s, batch.num_tokens * self._row_bytes / self.placement.link_bytes_s)
+
+    def stage_time(self, batch: BatchShape, stage: int) -> StageTime:
+        """The parts of one stage's time; see the head of this file."""
+        layers, layer = self.placement.split[stage], self._layer_time(batch)
+        return StageTime(
+            matmul_s=layers * layer.matmul_s,
+            attention_s=layers * layer.attention_s,
+            allreduce_s=layers * layer.allreduce_s,
+            launch_s=layers * layer.launch_s,
+            embedding_s=0.0 if stage else self._embedding_s(batch),
+            head_s=self._head_s(batch) if stage == self.num_stages - 1 else 0.0,
+        )
+
+    def _layer_time(self, batch: BatchShape) -> StageTime:
+        return StageTime(
+            matmul_s=self._weights_s(self.shape.layer_weights, batch.num_tokens),
+            attention_s=self._attention_s(batch),
+            allreduce_s=self._allreduce_s(batch.num_tokens),
+            launch_s=KERNELS_PER_LAYER * LAUNCH_GAP_S,
+        )
+
+    def _embedding_s(self, batch: BatchShape) -> float:
+        return batch.num_tokens * self._row_bytes / self._memory_bytes_s
+
+    def kv_tokens(self) -> int:
+        """KV slots beside the weights, by the stage with the least room.
+
+        Raises ConfigError where the weights alone don't fit.
+        """
+        return min(self._stage_slots(stage) for stage in range(self.num_stages))
+
+    def _weights_s(self, weights: int, rows: int) -> float:
+        return max(
+            2 * weights * rows / self._flop_s,
+            weights * self.placement.itemsize / self._memory_bytes_s,
+        )
+
+    def _attention_s(self, batch: BatchShape) -> float:
+        shape = self.shape
+        return max(
+            4 * shape.num_heads * shape.head_dim * batch.attended / self._flop_s,
+            shape.kv_elements * self.placement.itemsize * batch.context / self._memory_bytes_s,
+        )
+
+    def _head_s(self, batch: BatchShape) -> float:
+        sampled = batch.num_sampled
+        return self._weights_s(self.shape.head_weights, sampled) if sampled else 0.0
+
+    def _allreduce_s(self, rows: int) -> float:
+        num = self.placement.tensor_parallel
+        return 4 * (num - 1) / num * rows * self._row_bytes / self._device_link_bytes_s
+
+    def _stage_slots(self, stage: int) -> int:
+        shape, placement = self.shape, self.placement
+        ends = (stage == 0) + (stage == self.num_stages - 1)
+        weights = placement.split[stage] * shape.layer_weights + ends * shape.head_weights
+        room = placement.device.memory_bytes * placement.tensor_parallel * MEMORY_SHARE
+        left = room - weights * placement.itemsize
+        if left <= 0:
+            raise ConfigError(
+                f"stage {stage}: its weights take {weights * placement.itemsize / 1e9:.1f} GB, "
+                f"{MEMORY_SHARE:.0%} of {placement.tensor_parallel} x {placement.device.name} are "
+                f"{room / 1e9:.1f} GB; take more stages or a higher --tensor-parallel"
+            )
+        per_slot = placement.split[stage] * shape.kv_elements * placement.itemsize
+        return int(left / per_slot)
