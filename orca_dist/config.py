@@ -199,8 +199,8 @@ class EngineConfig(ScheduleConfig):
     refuse_late: Switch = Switch.OFF
     """Refuse a request at once if max_tokens iterations at the pace of late exceed its timeout."""
     memory_share: float | None = None
-    """Share of the memory that KV may take: of a node's RAM on CPUs (by default 0.25), of what
-    the weights leave free on GPUs (by default 0.9)."""
+    """Share of what weights and activations leave of the memory that KV may take: by default 0.25
+    of a node's RAM on CPUs, 0.9 on GPUs."""
     cpus_per_stage: float | None = None
     """CPUs that a stage reserves in Ray and threads it computes with; by default an equal share."""
     max_queue: int = 1024

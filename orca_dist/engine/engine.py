@@ -125,6 +125,7 @@ class Engine:
             pipeline = Pipeline(settled, placement)
             undo.callback(pipeline.close)
             times = pipeline.start(on_progress, on_load)
+            log.info("%s", kv_told(pipeline.num_blocks * config.block_size, max_model_len))
             engine = cls(spec=spec, config=config, pipeline=pipeline, max_model_len=max_model_len)
             undo.callback(engine.close)
             on_progress("warming up")
@@ -191,6 +192,14 @@ class Engine:
         self._master.submit(Request(id=0, prompt=(0,), max_tokens=max_tokens))
         _await_end(news, self._pipeline.config.start_timeout_s)
         self.attach(deliver=lambda outputs: None, lose=lambda error: None)
+
+
+def kv_told(kv_tokens: int, max_model_len: int) -> str:
+    """Room for keys and values, in tokens and in requests."""
+    return (
+        f"KV: {kv_tokens} tokens, {kv_tokens / max_model_len:.1f} requests of the maximum length "
+        f"of {max_model_len}"
+    )
 
 
 def _await_end(news: queue.SimpleQueue[Sequence[Output] | OrcaError], timeout_s: float) -> None:

@@ -19,6 +19,7 @@ from orca_dist.bootstrap import StageBootstrap
 from orca_dist.config import LogConfig
 from orca_dist.core import Plan
 from orca_dist.engine.control import ControlPlane
+from orca_dist.engine.kv_size import StageRoom, affordable_blocks, check_blocks
 from orca_dist.engine.wire import encode_plan
 from orca_dist.errors import StartupError
 from orca_dist.proto.v1 import control_pb2 as pb
@@ -75,8 +76,9 @@ class Patrol(Protocol):
 class PipelineConfig:
     """What every stage is told. `layers` has one range a stage.
 
-    num_blocks: KV blocks; None: as many as `gpu_memory_share` of the fullest stage's free
-    memory holds, at `layer_block_bytes` a block and layer, and no more than `max_blocks`.
+    num_blocks: KV blocks; None: as many as `memory_share` of what weights and activations leave
+    holds where it is tightest, at `layer_block_bytes` a block and layer, and no more than
+    `max_blocks`. activation_bytes: of each stage, as estimated.
     """
 
     model: str
@@ -90,7 +92,8 @@ class PipelineConfig:
     num_blocks: int | None
     max_blocks: int
     layer_block_bytes: int
-    gpu_memory_share: float
+    memory_share: float
+    activation_bytes: tuple[int, ...]
     inflight: int
     num_token_ids: int
     start_timeout_s: float
@@ -223,7 +226,7 @@ class Pipeline:
         bootstraps = [self._bootstrap(stage) for stage in range(num)]
         self._placement.launch(bootstraps, self._teller(0))
         self._load(on_progress)
-        self.num_blocks = self.config.num_blocks or self._affordable_blocks()
+        self.num_blocks = self._settled_blocks()
         loaded_s = time.monotonic()
         on_progress("connecting stages")
         self._connect()
@@ -392,22 +395,27 @@ class Pipeline:
             num_token_ids=config.num_token_ids,
         )
 
-    def _affordable_blocks(self) -> int:
-        """The same number on every stage: what the one with the least room can hold."""
-        config = self.config
-        room = {
-            stage: int(loaded.free_bytes * config.gpu_memory_share)
-            // (config.layer_block_bytes * len(config.layers[stage]))
-            for stage, loaded in self._start.loaded.items()
-        }
-        tightest = min(room, key=room.__getitem__)
-        if room[tightest] < 1:
-            free_bytes = self._start.loaded[tightest].free_bytes
-            raise StartupError(
-                f"{self.stages[tightest]} has {free_bytes / 2**20:.0f} MiB free beside its "
-                "weights, which hold no KV block: take more stages"
-            )
-        return min(room[tightest], config.max_blocks)
+    def _settled_blocks(self) -> int:
+        """As asked, where that fits; else what the tightest memory can hold."""
+        config, rooms = self.config, [self._room(stage) for stage in sorted(self._start.loaded)]
+        if config.num_blocks is None:
+            return affordable_blocks(rooms, config.memory_share, config.max_blocks)
+        check_blocks(rooms, config.num_blocks, config.block_size)
+        return config.num_blocks
+
+    def _room(self, stage: int) -> StageRoom:
+        """A GPU is a stage's own, and its free memory is beside the weights; RAM is shared."""
+        config, loaded = self.config, self._start.loaded[stage]
+        own = not loaded.node_bytes
+        node = self.stages[stage].node or "unknown"
+        return StageRoom(
+            stage=stage,
+            memory=f"{loaded.device} of stage {stage}" if own else f"node {node}",
+            total_bytes=loaded.free_bytes + loaded.weight_bytes if own else loaded.node_bytes,
+            weight_bytes=loaded.weight_bytes,
+            activation_bytes=config.activation_bytes[stage],
+            block_bytes=config.layer_block_bytes * len(config.layers[stage]),
+        )
 
     def _open(self) -> pb.Open:
         return pb.Open(

@@ -98,6 +98,7 @@ class StageWorker:
             device=str(self._device.torch_device),
             weight_bytes=weights.weight_bytes,
             free_bytes=self._device.free_bytes,
+            node_bytes=self._device.host_bytes,
             store_address=self._host_store() if setup.stage == 0 else "",
             fetched_bytes=weights.fetched_bytes,
             fetch_s=weights.fetch_s,

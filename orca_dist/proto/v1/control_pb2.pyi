@@ -165,7 +165,7 @@ class Hello(_message.Message):
     def __init__(self, secret: _Optional[str] = ..., stage: _Optional[int] = ..., pid: _Optional[int] = ..., node: _Optional[str] = ..., actor_id: _Optional[str] = ..., versions: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
 
 class Loaded(_message.Message):
-    __slots__ = ("device", "weight_bytes", "store_address", "free_bytes", "fetched_bytes", "fetch_s", "read_bytes", "read_s")
+    __slots__ = ("device", "weight_bytes", "store_address", "free_bytes", "fetched_bytes", "fetch_s", "read_bytes", "read_s", "node_bytes")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -174,6 +174,7 @@ class Loaded(_message.Message):
     FETCH_S_FIELD_NUMBER: _ClassVar[int]
     READ_BYTES_FIELD_NUMBER: _ClassVar[int]
     READ_S_FIELD_NUMBER: _ClassVar[int]
+    NODE_BYTES_FIELD_NUMBER: _ClassVar[int]
     device: str
     weight_bytes: int
     store_address: str
@@ -182,7 +183,8 @@ class Loaded(_message.Message):
     fetch_s: float
     read_bytes: int
     read_s: float
-    def __init__(self, device: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., store_address: _Optional[str] = ..., free_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., fetch_s: _Optional[float] = ..., read_bytes: _Optional[int] = ..., read_s: _Optional[float] = ...) -> None: ...
+    node_bytes: int
+    def __init__(self, device: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., store_address: _Optional[str] = ..., free_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., fetch_s: _Optional[float] = ..., read_bytes: _Optional[int] = ..., read_s: _Optional[float] = ..., node_bytes: _Optional[int] = ...) -> None: ...
 
 class LoadProgress(_message.Message):
     __slots__ = ("done_bytes", "total_bytes")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -22,7 +21,6 @@ from orca_dist.engine.settle import (
 from orca_dist.errors import ConfigError
 from orca_dist.spec import ModelSpec, parse_spec
 
-GIB = 2**30
 # Keys and values of one token in fp32: 2 x 10 layers x 2 heads x 16 x 4 bytes.
 KV_BYTES = 2560
 
@@ -50,12 +48,6 @@ def make_config(**changes: object) -> EngineConfig:
 
 def settled(**changes: object) -> PipelineConfig:
     return settle("/models/m", make_spec(), make_config(**changes), LogConfig())
-
-
-@pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine of 1 GiB."""
-    monkeypatch.setattr(module.psutil, "virtual_memory", lambda: SimpleNamespace(total=GIB))
 
 
 @pytest.fixture
@@ -225,22 +217,34 @@ def test_kv_tokens_are_rounded_up_to_blocks() -> None:
     assert settled(kv_tokens=4096, block_size=1).num_blocks == 4096
 
 
+def test_without_a_wish_the_stages_decide() -> None:
+    assert settled().num_blocks is None
+    assert settled().memory_share == 0.25
+    assert settled(device="cuda").memory_share == 0.9
+    assert settled(memory_share=0.5).memory_share == 0.5
+
+
 @pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("bfloat16", 2)])
-def test_kv_takes_its_share_of_memory(memory: None, dtype: str, itemsize: int) -> None:
-    config = settled(dtype=dtype, memory_share=0.1, max_batch_size=1000)
-    block_bytes = 16 * KV_BYTES * itemsize // 4
-    assert config.num_blocks == int(0.1 * GIB) // block_bytes
+def test_a_block_is_counted_by_hand(dtype: str, itemsize: int) -> None:
+    assert settled(dtype=dtype).layer_block_bytes == 16 * KV_BYTES * itemsize // 4 // 10
 
 
-def test_kv_takes_no_more_than_the_batches_in_flight_can_use(memory: None) -> None:
+def test_kv_takes_no_more_than_the_batches_in_flight_can_use() -> None:
     """63 blocks hold 1000 tokens; 2 x 3 requests run at most."""
-    assert settled(max_batch_size=2, inflight=3).num_blocks == 63 * 2 * 3
-    assert settled(max_batch_size=2, inflight=3, max_model_len=32).num_blocks == 2 * 2 * 3
+    assert settled(max_batch_size=2, inflight=3).max_blocks == 63 * 2 * 3
+    assert settled(max_batch_size=2, inflight=3, max_model_len=32).max_blocks == 2 * 2 * 3
 
 
-def test_a_share_without_room_for_a_block_is_refused(memory: None) -> None:
-    with pytest.raises(ConfigError, match=r"memory_share = 1e-05: .* hold no KV block"):
-        settled(memory_share=1e-5)
+def test_activations_are_counted_for_the_longest_batch() -> None:
+    """Widths of 64 hidden, 64 + 32 + 32 heads and 96 inner; the head is the last stage's."""
+    widths = 4 * 64 + 3 * 64 + 4 * 32 + 3 * 96
+    head = 32 * 320 * (4 + 4)
+    assert settled(max_batch_tokens=100).activation_bytes == (
+        100 * widths * 4,
+        100 * widths * 4 + head,
+    )
+    whole = settled(max_batch_tokens=100, chunked_prefill="off", dtype="bfloat16")
+    assert whole.activation_bytes[0] == 1000 * widths * 2
 
 
 def test_the_launcher_is_no_part_of_the_rest() -> None:
