@@ -14,7 +14,8 @@ from __future__ import annotations
 from orca_dist.spec.model import ModelSpec
 
 EXPECTED_LEN = 1024  # tokens of a request, prompt and answer; at most the model's length
-SAMPLED_SHARE = 0.5  # of rows: as many prompt tokens as answer tokens
+SAMPLED_SHARE = 1 / 3  # of rows: between the paper's mix (0.19) and chats that answer at length
+_ROUNDING = 1e-9
 
 
 def layer_cost(spec: ModelSpec) -> float:
@@ -46,7 +47,7 @@ def balanced_sizes(spec: ModelSpec, num_stages: int) -> tuple[int, ...] | None:
         even[stage] += 1
     balanced = _balanced(spec.num_layers, num_stages, head_layers(spec))
     gain = slowest(even, head_layers(spec)) - slowest(balanced, head_layers(spec))
-    return tuple(balanced) if gain >= 1 else None
+    return tuple(balanced) if gain >= 1 - _ROUNDING else None
 
 
 def slowest(sizes: list[int] | tuple[int, ...], head: float) -> float:

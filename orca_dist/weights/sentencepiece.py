@@ -52,7 +52,7 @@ def bpe_tokenizer(
     prefix: each run of text between added tokens gets a space before it. With a `scheme`, as
     transformers has it: only one that doesn't start with a space, and all runs or the first.
     """
-    _refuse_missing_bytes(pieces)
+    refuse_missing_bytes(pieces.path, pieces.tokens, pieces.types)
     model = models.BPE(
         vocab={token: index for index, token in enumerate(pieces.tokens)},
         merges=_merges(pieces),
@@ -87,13 +87,14 @@ def _spelling_spaces(model: models.BPE, *, prefix: bool, scheme: PrefixScheme | 
     return tokenizer
 
 
-def _refuse_missing_bytes(pieces: SentencePieces) -> None:
-    typed = zip(pieces.tokens, pieces.types, strict=True)
+def refuse_missing_bytes(path: Path, tokens: Sequence[str], types: Sequence[int]) -> None:
+    """Raises ModelError unless any text can be spelled."""
+    typed = zip(tokens, types, strict=True)
     spelled = {token for token, kind in typed if kind == TokenType.BYTE}
     missing = [byte for byte in range(_NUM_BYTES) if f"<0x{byte:02X}>" not in spelled]
     if missing:
         raise ModelError(
-            f"{pieces.path}: its vocabulary has no token for byte 0x{missing[0]:02X}; a "
+            f"{path}: its vocabulary has no token for byte 0x{missing[0]:02X}; a "
             "sentencepiece vocabulary without all 256 byte tokens is not supported"
         )
 

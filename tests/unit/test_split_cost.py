@@ -57,7 +57,7 @@ def test_windows_and_short_models_see_less() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_stages", "sizes"), [(1, None), (2, (17, 13)), (4, (9, 8, 8, 5)), (30, None)]
+    ("num_stages", "sizes"), [(1, None), (2, (16, 14)), (4, (8, 8, 8, 6)), (30, None)]
 )
 def test_the_demo_model(num_stages: int, sizes: tuple[int, ...] | None) -> None:
     assert balanced_sizes(SMOLLM2, num_stages) == sizes
@@ -76,7 +76,7 @@ def test_no_split_is_better_by_a_layer(vocab_size: int, num_layers: int) -> None
         best = min(slowest(split, head) for split in all_splits(num_layers, num_stages))
         if chosen:
             assert slowest(sizes, head) == best
-            assert slowest(sizes, head) <= slowest(even(num_layers, num_stages), head) - 1
+            assert slowest(sizes, head) <= slowest(even(num_layers, num_stages), head) - 1 + 1e-9
         else:
             assert slowest(sizes, head) < best + 1
 
