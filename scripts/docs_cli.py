@@ -68,6 +68,8 @@ JSON_DOCUMENTS = """
 - `bench offline`: `total_tok_s`, `output_tok_s`, `wall_s`, `startup_s`, `ttft_s` (median),
   `stages` [{`busy`, `bubble`}], `peak_rss_mb` (all processes, shared pages once),
   `prompt_tokens`, `output_tokens`, `cached_tokens`, `preempted`, `iterations`
+- `bench predict`: `measured`, `simulated` and `ratio` (simulated over measured), each
+  {`throughput_req_s`, `normalized_latency_s`, `ttft_s`} (medians)
 - `bench serve`: `requests` (sent), `completed`, `unfinished` (out when interrupted), `errors`
   {status: count}, `duration_s`, `throughput_req_s`, `output_tok_s`, `total_tok_s`,
   `prompt_tokens`, `output_tokens`, `cached_tokens`, `normalized_latency_s`, `ttft_s`, `tpot_s`,

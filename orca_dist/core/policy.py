@@ -137,12 +137,13 @@ class IterationLevel:
     def caps(self, load: Load) -> BatchCaps:
         """`balanced` counts admitted requests, not free places: ceil(admitted / inflight) each.
 
-        So too with the waiting prompt tokens, though `min_chunk` of them always may go.
+        Of the waiting prompt tokens half as much, though `min_chunk` always may go: what a
+        first token waits for is its prompt's chunks and (inflight - 1) times the largest.
         """
         config = self._config
         if config.forming is Forming.PAPER:
             return BatchCaps(config.max_batch_size, config.max_batch_tokens)
-        share = max(config.min_chunk, -(-load.prefill_tokens // config.inflight))
+        share = max(config.min_chunk, -(-load.prefill_tokens // (2 * config.inflight)))
         return BatchCaps(
             min(config.max_batch_size, -(-load.admitted // config.inflight)),
             min(config.max_batch_tokens, share),

@@ -20,16 +20,7 @@ from orca_dist.config import (
     LogLevel,
     Switch,
 )
-from orca_dist.core import (
-    Memory,
-    MemoryKind,
-    Output,
-    PagedMemory,
-    Request,
-    ReserveMemory,
-    Scheduler,
-    SchedulerConfig,
-)
+from orca_dist.core import Output, Request
 from orca_dist.engine.local_pipeline import LocalPlacement
 from orca_dist.engine.master import Deliver, EngineLoad, EngineMaster, Lose, Pause
 from orca_dist.engine.pipeline import (
@@ -45,6 +36,7 @@ from orca_dist.engine.supervisor import Supervisor
 from orca_dist.engine.trace import TraceLog
 from orca_dist.errors import OrcaError, StartupError
 from orca_dist.metrics.trace import PlanTrace
+from orca_dist.scheduling import make_scheduler
 from orca_dist.spec import ModelSpec, load_spec
 from orca_dist.weights.source import check_source, source_name, source_of
 
@@ -80,7 +72,11 @@ class Engine:
         self._pipeline = pipeline
         self._trace = TraceLog(settled.num_stages)
         self._master = EngineMaster(
-            scheduler=_scheduler(config, pipeline),
+            scheduler=make_scheduler(
+                config,
+                num_blocks=pipeline.num_blocks,
+                refuse_late=config.refuse_late is Switch.ON,
+            ),
             pipeline=pipeline,
             supervisor=Supervisor(
                 num_stages=settled.num_stages,
@@ -215,38 +211,6 @@ def _await_end(news: queue.SimpleQueue[Sequence[Output] | OrcaError], timeout_s:
                 raise StartupError(f"the warm-up failed: {output.message}")
             if output.reason:
                 return
-
-
-def _scheduler(config: EngineConfig, pipeline: Pipeline) -> Scheduler:
-    return Scheduler(
-        config=SchedulerConfig(
-            inflight=pipeline.config.inflight,
-            max_batch_size=config.max_batch_size,
-            max_batch_tokens=config.max_batch_tokens,
-            batching=config.batching,
-            forming=config.forming,
-            min_chunk=config.min_chunk,
-            chunked_prefill=config.chunked_prefill is Switch.ON,
-            chunk_overlap=config.chunk_overlap is Switch.ON,
-            micro_batch_size=config.micro_batch_size,
-            batch_window_s=config.batch_window_s,
-            waiting_served_ratio=config.waiting_served_ratio,
-            max_waiting_iterations=config.max_waiting_iterations,
-            ageing_s=config.ageing_s,
-            refuse_late=config.refuse_late is Switch.ON,
-        ),
-        memory=_memory(config, pipeline.num_blocks, pipeline.config.block_size),
-    )
-
-
-def _memory(config: EngineConfig, num_blocks: int, block_size: int) -> Memory:
-    if config.memory is MemoryKind.RESERVE:
-        return ReserveMemory(num_blocks=num_blocks, block_size=block_size)
-    return PagedMemory(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        prefix_cache=config.prefix_cache is not Switch.OFF,
-    )
 
 
 def _placement(config: EngineConfig, settled: PipelineConfig) -> Placement:

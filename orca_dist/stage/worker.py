@@ -130,7 +130,7 @@ class StageWorker:
         self._table = RequestTable(
             block_size=setup.block_size, max_len=self._spec.max_model_len, device=self._device
         )
-        if self._cache is None:  # else the epoch before has left it, to be written over
+        if self._cache is None or self._cache.num_blocks != num_blocks:
             self._cache = KVStore(
                 spec=self._spec,
                 layers=self._layers,

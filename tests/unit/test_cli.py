@@ -98,7 +98,10 @@ def test_the_first_help_names_every_command_and_the_version(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("", "Expected one of {serve, generate, info, model, bench, simulate, simulate-paper}"),
+        (
+            "",
+            "Expected one of {serve, generate, info, model, profile, bench,",
+        ),
         ("serv x", "serv: no such command; did you mean serve?; choose one of serve, generate"),
         ("xyz", "error: xyz: no such command; choose one of serve, generate, info, model"),
         ("serve --max-batch-siz 3", "--max-batch-siz, 3; did you mean --max-batch-size?"),
