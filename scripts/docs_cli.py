@@ -19,6 +19,7 @@ from orca_dist.cli.knobs import Knob, knobs
 from orca_dist.cli.main import commands
 from orca_dist.cli.model import ACTIONS
 from orca_dist.cli.settings import Settings
+from orca_dist.config import Split
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
 
@@ -138,6 +139,8 @@ def _word(knob: Knob) -> str:
 def _value(kind: Any) -> str:
     """How a value of a type is written; "" for a switch."""
     options = [option for option in get_args(kind) if option is not NoneType]
+    if kind == tuple[int | Split, ...]:
+        return "auto \\| even \\| numbers"
     if kind == tuple[int, ...]:
         return "numbers"
     if kind == tuple[str, ...]:
@@ -154,6 +157,8 @@ def _value(kind: Any) -> str:
 def _default(knob: Knob) -> str:
     if knob.default in (dataclasses.MISSING, None, "", ()) or isinstance(knob.default, bool):
         return ""
+    if isinstance(knob.default, tuple):
+        return f"`{' '.join(map(str, knob.default))}`"
     return f"`{knob.default}`"
 
 

@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orca_dist.config import DeviceKind, EngineConfig, Launcher, LogConfig, LogLevel, Switch
+from orca_dist.config import (
+    DeviceKind,
+    EngineConfig,
+    Launcher,
+    LoadFormat,
+    LogConfig,
+    LogLevel,
+    Switch,
+)
 from orca_dist.core import Output, Request
 from orca_dist.engine.local_pipeline import LocalPlacement
 from orca_dist.engine.master import Deliver, EngineLoad, EngineMaster, Lose, Pause
@@ -30,7 +38,7 @@ from orca_dist.errors import OrcaError, StartupError
 from orca_dist.metrics.trace import PlanTrace
 from orca_dist.scheduling import make_scheduler
 from orca_dist.spec import ModelSpec, load_spec
-from orca_dist.weights.headers import check_folder
+from orca_dist.weights.source import check_source, source_name, source_of
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +51,7 @@ class EngineInfo:
     """What `info` shows."""
 
     model: str
+    name: str
     stages: tuple[StageStatus, ...]
     epoch: int
     max_model_len: int
@@ -100,20 +109,25 @@ class Engine:
         the launcher's own (tests bring stages with delays).
         """
         spec = load_spec(model)
-        settled = settle(model, spec, config, log_config, num_token_ids=num_token_ids)
+        source = source_of(model)
+        settled = settle(source, spec, config, log_config, num_token_ids=num_token_ids)
         max_model_len = settle_max_model_len(spec, config)
-        check_folder(model, spec)
+        if config.load_format is not LoadFormat.DUMMY:
+            check_source(model, spec)
         on_progress = on_progress or log.info
         with contextlib.ExitStack() as undo:
             placement = placement or _placement(config, settled)
             undo.callback(placement.close)
             pipeline = Pipeline(settled, placement)
             undo.callback(pipeline.close)
-            pipeline.start(on_progress, on_load)
+            times = pipeline.start(on_progress, on_load)
+            log.info("%s", kv_told(pipeline.num_blocks * config.block_size, max_model_len))
             engine = cls(spec=spec, config=config, pipeline=pipeline, max_model_len=max_model_len)
             undo.callback(engine.close)
             on_progress("warming up")
+            began_s = time.monotonic()
             engine._warm_up()
+            log.info("start: %s, warm up %.1f s", times, time.monotonic() - began_s)
             undo.pop_all()
         return engine
 
@@ -137,6 +151,7 @@ class Engine:
     def info(self) -> EngineInfo:
         return EngineInfo(
             model=self._pipeline.config.model,
+            name=source_name(self._pipeline.config.model),
             stages=tuple(replace(stage) for stage in self._pipeline.stages),
             epoch=self._pipeline.epoch,
             max_model_len=self.max_model_len,
@@ -173,6 +188,14 @@ class Engine:
         self._master.submit(Request(id=0, prompt=(0,), max_tokens=max_tokens))
         _await_end(news, self._pipeline.config.start_timeout_s)
         self.attach(deliver=lambda outputs: None, lose=lambda error: None)
+
+
+def kv_told(kv_tokens: int, max_model_len: int) -> str:
+    """Room for keys and values, in tokens and in requests."""
+    return (
+        f"KV: {kv_tokens} tokens, {kv_tokens / max_model_len:.1f} requests of the maximum length "
+        f"of {max_model_len}"
+    )
 
 
 def _await_end(news: queue.SimpleQueue[Sequence[Output] | OrcaError], timeout_s: float) -> None:

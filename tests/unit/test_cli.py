@@ -349,9 +349,7 @@ def test_model_convert_names_a_file_that_is_not_there(
 def test_model_fetch_prints_the_folder(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        "orca_dist.weights.fetch.fetch_default_model", lambda: Path("/models/default")
-    )
+    monkeypatch.setattr("orca_dist.llm.fetch_default_model", lambda: Path("/models/default"))
     assert main(["model", "fetch"]) == 0
     assert capfd.readouterr().out == "/models/default\n"
 
