@@ -104,7 +104,7 @@ class CostFlags:
             raise ConfigError(f"gpu: a model needs one of {', '.join(DEVICES)}")
         if self.gpu and not shaped:
             raise ConfigError(f"gpu = {self.gpu}: needs MODEL, or --layers and --hidden")
-        if schedule.split and not shaped:
+        if _sizes(schedule) and not shaped:
             raise ConfigError("split: needs MODEL, or --layers and --hidden, and --gpu")
 
     def _shape(self, model: str) -> ModelShape:
@@ -122,7 +122,7 @@ class CostFlags:
         device = find_device(self.gpu)
         num_layers = self._shape(model).num_layers
         try:
-            split = split_layers(num_layers, schedule.stages, schedule.split or None)
+            split = split_layers(num_layers, schedule.stages, _sizes(schedule) or None)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         return Placement(
@@ -166,3 +166,8 @@ def _within(name: str, value: int, low: int, high: int) -> None:
 def _positive(name: str, value: float) -> None:
     if not 0 < value < math.inf:
         raise ConfigError(f"{name} = {value}: must be more than 0, and finite")
+
+
+def _sizes(schedule: ScheduleConfig) -> tuple[int, ...]:
+    """Layers of each stage where they are given; both auto and even are an even split here."""
+    return tuple(part for part in schedule.split if isinstance(part, int))
