@@ -31,13 +31,14 @@ demo: setup ## Serve a small model on this machine and talk to it
 serve: setup ## Run orca-dist serve, with ARGS="MODEL --flags"
 	@$(BIN)/orca-dist serve $(ARGS)
 
-test: setup ## Run all tests but those that need a GPU
-	$(PYTEST) -m "not gpu" $(ARGS)
+test: setup ## Run all tests but the slowest and those that need a GPU
+	$(PYTEST) -m "not gpu and not slow" $(ARGS)
 
 test-unit: setup ## Run the unit tests: no Ray, under a minute
-	$(PYTEST) -m "not gpu" tests/unit $(ARGS)
+	$(PYTEST) -m "not gpu and not slow" tests/unit $(ARGS)
 
 test-all: test ## Run every test that this kind of machine can run
+	$(PYTEST) -m "slow and not gpu" $(ARGS)
 
 test-gpu: setup ## Run the tests that need a CUDA device
 	@$(BIN)/python -c "import sys, torch; torch.cuda.is_available() or sys.exit('test-gpu: torch sees no CUDA device here')"

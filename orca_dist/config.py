@@ -49,6 +49,20 @@ class Dtype(StrEnum):
     FLOAT16 = "float16"
 
 
+class LoadFormat(StrEnum):
+    """Where weights come from."""
+
+    AUTO = "auto"
+    DUMMY = "dummy"
+
+
+class Split(StrEnum):
+    """Ways to share layers out over the stages."""
+
+    AUTO = "auto"
+    EVEN = "even"
+
+
 class Switch(StrEnum):
     """Whether something is done."""
 
@@ -78,8 +92,9 @@ class ScheduleConfig:
 
     stages: int = 2
     """Pipeline stages: each holds a contiguous block of layers on its own device."""
-    split: tuple[int, ...] = ()
-    """Layers of each stage, e.g. 8 7 7 8; by default they differ by at most one."""
+    split: tuple[int | Split, ...] = (Split.AUTO,)
+    """Layers of each stage: auto, so that all take about as long, the output head counted; even;
+    or numbers, e.g. 8 7 7 8."""
     max_batch_size: int = 32
     """Most requests in one batch; inflight times as many can run."""
     max_batch_tokens: int = 2048
@@ -127,6 +142,7 @@ class ScheduleConfig:
 
     def check(self) -> None:
         """Raises ConfigError naming the first field that is out of its range."""
+        _check_split(self.split)
         for name in ("stages", "max_batch_size", "max_batch_tokens", "block_size", "min_chunk"):
             _at_least_one(name, getattr(self, name))
         for name in ("inflight", "micro_batch_size"):
@@ -162,6 +178,11 @@ class ScheduleConfig:
 class EngineConfig(ScheduleConfig):
     """The pipeline and its schedule."""
 
+    revision: str = ""
+    """Branch, tag or commit of a model of the Hub; by default its main branch."""
+    load_format: LoadFormat = LoadFormat.AUTO
+    """Weights from safetensors; or dummy: random ones of the shapes that config.json says, for
+    trying sizes without files."""
     tensor_parallel: int = 1
     """Shards of each stage. Only 1 so far."""
     launcher: Launcher = Launcher.RAY
@@ -178,8 +199,8 @@ class EngineConfig(ScheduleConfig):
     refuse_late: Switch = Switch.OFF
     """Refuse a request at once if max_tokens iterations at the pace of late exceed its timeout."""
     memory_share: float | None = None
-    """Share of the memory that KV may take: of a node's RAM on CPUs (by default 0.25), of what
-    the weights leave free on GPUs (by default 0.9)."""
+    """Share of what weights and activations leave of the memory that KV may take: by default 0.25
+    of a node's RAM on CPUs, 0.9 on GPUs."""
     cpus_per_stage: float | None = None
     """CPUs that a stage reserves in Ray and threads it computes with; by default an equal share."""
     max_queue: int = 1024
@@ -187,7 +208,7 @@ class EngineConfig(ScheduleConfig):
     max_queue_tokens: int = 262_144
     """Most prompt tokens of waiting requests; one that would wait alone is always taken."""
     start_timeout_s: float = 180.0
-    """Longest wait for all stages to be placed, loaded and connected."""
+    """Longest wait for all stages to be placed, loaded and connected, while no weights arrive."""
     recovery: Switch = Switch.ON
     """Replace a lost stage and go on with all requests; off: end with the pipeline."""
     recovery_timeout_s: float = 90.0
@@ -256,6 +277,7 @@ _CLOSED_SETS: dict[str, type[StrEnum]] = {
     "launcher": Launcher,
     "device": DeviceKind,
     "dtype": Dtype,
+    "load_format": LoadFormat,
     "forming": Forming,
     "batching": Batching,
     "memory": MemoryKind,
@@ -272,6 +294,16 @@ def _word(kind: type[StrEnum], name: str, value: str | bool) -> StrEnum:
         return kind("on" if value else "off") if isinstance(value, bool) else kind(value)
     except ValueError:
         raise ConfigError(f"{name} = {value}: must be one of {', '.join(kind)}") from None
+
+
+def _check_split(split: tuple[int | Split, ...]) -> None:
+    words = [str(part) for part in split]
+    if words in ([], [Split.AUTO], [Split.EVEN]):
+        return
+    if not all(isinstance(part, int) for part in split):
+        raise ConfigError(
+            f"split = {' '.join(words)}: give auto, even, or a number of layers for each stage"
+        )
 
 
 def _check_num_tokens(name: str, value: int | None) -> None:

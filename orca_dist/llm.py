@@ -23,14 +23,15 @@ import numpy.typing as npt
 
 from orca_dist.answers import Piece, pieces
 from orca_dist.client.results import Usage
-from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher
+from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher, LoadFormat
 from orca_dist.core import FinishReason
 from orca_dist.engine.engine import Engine
 from orca_dist.engine.streams import EngineStreams, RequestStream
-from orca_dist.errors import InvalidRequest, ModelError, PipelineLost
+from orca_dist.errors import ConfigError, InvalidRequest, ModelError, PipelineLost
 from orca_dist.params import SamplingParams
 from orca_dist.text import Detokenizer, StopMatcher, Tokenizer
 from orca_dist.weights.fetch import DEFAULT_MODEL, fetch_default_model
+from orca_dist.weights.source import is_repo_id
 
 GREEDY = SamplingParams()
 DEFAULTS = EngineConfig(
@@ -73,13 +74,13 @@ class LLM:
     ) -> None:
         """Starts the stages; raises the OrcaError that says why they can't.
 
-        model: a model folder, or the default model's name. `config` holds every
-        setting; the four arguments before it win over it. Without a config: 2
+        model: a model folder, an id of the Hub (org/name), or the default model's name.
+        `config` holds every setting; the four arguments before it win over it. Without one: 2
         stages, "cpu", "float32", "local" (processes of this machine; "ray": actors).
         """
         settled = _settled(config or DEFAULTS, stages, device, dtype, launcher)
         settled.check()
-        folder = resolve_model(model)
+        folder = resolve_model(model, settled)
         self._tokenizer = Tokenizer.load(folder)
         self._engine = Engine.start(folder, settled, num_token_ids=self._tokenizer.num_ids)
         self._loop = _LoopThread()
@@ -198,21 +199,37 @@ class LLM:
         )
 
 
-def resolve_model(model: str | Path) -> Path:
-    """The folder that `model` means: its own, or the default model's, fetched once."""
+def resolve_model(model: str | Path, config: EngineConfig = DEFAULTS) -> Path:
+    """The folder that `model` means: its own, the default model's, or that of a Hub repository.
+
+    Of a repository, at the config's `revision`, its small files are fetched: the weights are
+    the stages' business. Raises ModelError saying what can't be had.
+    """
     folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder.resolve()
-    if str(model) == DEFAULT_MODEL.name:
-        return fetch_default_model()
+    if folder.is_dir() or str(model) == DEFAULT_MODEL.name:
+        _refuse_revision(model, config.revision)
+        return folder.resolve() if folder.is_dir() else fetch_default_model()
     if folder.is_file() and folder.suffix == ".gguf":
         raise ModelError(
             f"{model} is a GGUF file: make a folder of it with "
             f"`orca-dist model convert {model} FOLDER`, and give that"
         )
+    if is_repo_id(str(model)):
+        from orca_dist.weights.hub import fetch_model_files  # brings in an HTTP client
+
+        has_weights = config.load_format is not LoadFormat.DUMMY
+        return fetch_model_files(str(model), config.revision, weights=has_weights)
     raise ModelError(
-        f"{model} is not a folder: give a Hugging Face model folder, or {DEFAULT_MODEL.name}"
+        f"{model} is not a folder: give a Hugging Face model folder, an id of the Hub (org/name), "
+        f"or {DEFAULT_MODEL.name}"
     )
+
+
+def _refuse_revision(model: str | Path, revision: str) -> None:
+    if revision:
+        raise ConfigError(
+            f"revision = {revision}: is for models of the Hub (org/name); {model} is a folder"
+        )
 
 
 class _LoopThread:

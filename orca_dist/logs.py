@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from orca_dist.config import LogConfig, LogFormat
 
-CHATTY = ("asyncio", "grpc")  # their debug lines are of use to their authors only
+CHATTY = ("asyncio", "grpc", "filelock", "httpx", "httpx2", "httpcore", "httpcore2")  # each step
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 

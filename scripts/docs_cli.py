@@ -19,6 +19,7 @@ from orca_dist.cli.knobs import Knob, knobs
 from orca_dist.cli.main import commands
 from orca_dist.cli.model import ACTIONS
 from orca_dist.cli.settings import Settings
+from orca_dist.config import Split
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
 
@@ -67,6 +68,8 @@ JSON_DOCUMENTS = """
 - `bench offline`: `total_tok_s`, `output_tok_s`, `wall_s`, `startup_s`, `ttft_s` (median),
   `stages` [{`busy`, `bubble`}], `peak_rss_mb` (all processes, shared pages once),
   `prompt_tokens`, `output_tokens`, `cached_tokens`, `preempted`, `iterations`
+- `bench predict`: `measured`, `simulated` and `ratio` (simulated over measured), each
+  {`throughput_req_s`, `normalized_latency_s`, `ttft_s`} (medians)
 - `bench serve`: `requests` (sent), `completed`, `unfinished` (out when interrupted), `errors`
   {status: count}, `duration_s`, `throughput_req_s`, `output_tok_s`, `total_tok_s`,
   `prompt_tokens`, `output_tokens`, `cached_tokens`, `normalized_latency_s`, `ttft_s`, `tpot_s`,
@@ -143,6 +146,8 @@ def _word(knob: Knob) -> str:
 def _value(kind: Any) -> str:
     """How a value of a type is written; "" for a switch."""
     options = [option for option in get_args(kind) if option is not NoneType]
+    if kind == tuple[int | Split, ...]:
+        return "auto \\| even \\| numbers"
     if kind == tuple[int, ...]:
         return "numbers"
     if kind == tuple[str, ...]:
@@ -159,6 +164,8 @@ def _value(kind: Any) -> str:
 def _default(knob: Knob) -> str:
     if knob.default in (dataclasses.MISSING, None, "", ()) or isinstance(knob.default, bool):
         return ""
+    if isinstance(knob.default, tuple):
+        return f"`{' '.join(map(str, knob.default))}`"
     return f"`{knob.default}`"
 
 

@@ -65,7 +65,7 @@ def run_offline(
         startup_s = time.perf_counter() - began
         try:
             _check(engine, jobs)
-            run = _Run(engine, jobs, on_progress)
+            run = Run(engine, jobs, on_progress)
             run.to_the_end()
             engine.flush_trace()
             plans = [plan for plan in engine.trace() if WARM_UP_ID not in plan.ids]
@@ -74,13 +74,19 @@ def run_offline(
             engine.close()
 
 
-class _Run:
+class Run:
     """Submits jobs at their times and notes when each has its first and last token."""
 
     def __init__(
-        self, engine: Engine, jobs: Sequence[Job], on_progress: Callable[[int, int], None]
+        self,
+        engine: Engine,
+        jobs: Sequence[Job],
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+        *,
+        first_id: int = 1,
     ) -> None:
         self.jobs = jobs
+        self.ids = range(first_id, first_id + len(jobs))
         self.start_s = 0.0
         self.first_s: dict[int, float] = {}
         self.end_s: dict[int, float] = {}
@@ -94,7 +100,7 @@ class _Run:
 
     def to_the_end(self) -> None:
         """Returns once all jobs have their tokens."""
-        waiting = sorted(enumerate(self.jobs, 1), key=lambda pair: pair[1].at_s)
+        waiting = sorted(zip(self.ids, self.jobs, strict=True), key=lambda pair: pair[1].at_s)
         self.start_s = time.perf_counter()
         for id, job in waiting:
             while (left_s := self.start_s + job.at_s - time.perf_counter()) > 0:
@@ -144,12 +150,13 @@ def _check(engine: Engine, jobs: Sequence[Job]) -> None:
 
 
 def _result(
-    run: _Run, plans: Sequence[PlanTrace], engine: Engine, startup_s: float, peak_mb: float
+    run: Run, plans: Sequence[PlanTrace], engine: Engine, startup_s: float, peak_mb: float
 ) -> OfflineResult:
     wall_s = max(run.end_s.values()) - run.start_s
     prompt_tokens = sum(len(job.prompt) for job in run.jobs)
     output_tokens = sum(job.out for job in run.jobs)
-    waits = [run.first_s[id] - run.start_s - job.at_s for id, job in enumerate(run.jobs, 1)]
+    pairs = zip(run.ids, run.jobs, strict=True)
+    waits = [run.first_s[id] - run.start_s - job.at_s for id, job in pairs]
     summary = summarize(plans, len(engine.info().stages))
     return OfflineResult(
         wall_s=wall_s,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import OmitArgPrefixes, Positional, subcommand
 
 from orca_dist.bench.jobs import Job, make_jobs, ordinary_ids
+from orca_dist.cli.bench_predict import BenchPredict
 from orca_dist.cli.bench_serve import BenchServe
 from orca_dist.cli.output import count_progress, print_json, results_only
 from orca_dist.cli.settings import DEFAULT_MODEL
@@ -141,15 +142,19 @@ def _lines(result: OfflineResult) -> list[str]:
     ]
 
 
-BENCHES: dict[str, type[BenchScheduler] | type[BenchOffline] | type[BenchServe]] = {
+BENCHES: dict[
+    str, type[BenchScheduler] | type[BenchOffline] | type[BenchServe] | type[BenchPredict]
+] = {
     "scheduler": BenchScheduler,
     "offline": BenchOffline,
     "serve": BenchServe,
+    "predict": BenchPredict,
 }
 Part = (
     Annotated[BenchScheduler, subcommand("scheduler")]
     | Annotated[BenchOffline, subcommand("offline")]
     | Annotated[BenchServe, subcommand("serve")]
+    | Annotated[BenchPredict, subcommand("predict")]
 )
 
 

@@ -17,6 +17,14 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from tyro.conf import Positional
 
+from orca_dist.errors import ConfigError
+
+VARIABLE_PREFIX = "ORCA_"
+REFUSED = {
+    "trust_remote_code": "there is no such setting: code that comes with a model is never run; "
+    "models of the families in docs/models.md need none, whatever their config.json says"
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
@@ -34,7 +42,7 @@ class Knob:
 
     @property
     def variable(self) -> str:
-        return "ORCA_" + self.name.upper()
+        return VARIABLE_PREFIX + self.name.upper()
 
 
 def knobs(kind: type) -> list[Knob]:
@@ -50,6 +58,13 @@ def knobs(kind: type) -> list[Knob]:
         )
         for field in dataclasses.fields(kind)
     ]
+
+
+def refuse_by_name(word: str) -> None:
+    """Raises ConfigError for what people look for here and is left out on purpose."""
+    name = word.removeprefix(VARIABLE_PREFIX).strip("-").replace("-", "_").lower()
+    if name in REFUSED:
+        raise ConfigError(f"{word}: {REFUSED[name]}")
 
 
 def near(word: str, known: Iterable[str]) -> str:

@@ -20,6 +20,7 @@ from orca_dist.cli.info import Info
 from orca_dist.cli.interrupts import Interrupted, handling, interrupt
 from orca_dist.cli.model import Model
 from orca_dist.cli.plan import Plan
+from orca_dist.cli.profile import Profile
 from orca_dist.cli.serve import Serve
 from orca_dist.cli.settings import Settings, load_settings
 from orca_dist.cli.sim_costs import CostFlags
@@ -91,6 +92,7 @@ def commands(settings: Settings) -> dict[str, Any]:
         "generate": Generate(sampling=SamplingFlags(), client=settings.client, log=settings.log),
         "info": Info(client=settings.client, log=settings.log),
         "model": Model(action=tyro.MISSING, log=settings.log),
+        "profile": Profile(engine=settings.engine, log=settings.log),
         "bench": Bench(part=tyro.MISSING, log=settings.log),
         "simulate": Simulate(
             config=settings.config,

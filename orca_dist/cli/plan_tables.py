@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from orca_dist.cli.sim_tables import plain_table
+from orca_dist.config import Split
 from orca_dist.core import Batching
 from orca_dist.sim.layouts import Misfit, Target
 from orca_dist.sim.planner import Candidate, Demand, Found
@@ -108,7 +109,7 @@ def _flags(candidate: Candidate) -> dict[str, object]:
     names = ["stages", "max_batch_size", "batching"]
     names.append("micro_batch_size" if schedule.micro_batch_size else "forming")
     values = asdict(schedule)
-    flags = {name: values[name] for name in names}
+    flags = {"split": Split.EVEN, **{name: values[name] for name in names}}
     sharded = {} if candidate.servable else {"tensor_parallel": candidate.layout.tensor_parallel}
     return {**flags, **sharded}
 

@@ -35,7 +35,7 @@ class Serve:
     """
 
     model: Positional[str] = DEFAULT_MODEL
-    """Model folder; or the name of the default model, which is fetched once."""
+    """Model folder or id of the Hub (org/name); or the default model, which is fetched once."""
     config: Path | None = None
     """YAML file of settings, keys as the flags below; flags win over it."""
     engine: OmitArgPrefixes[EngineConfig]
@@ -57,7 +57,7 @@ def _serve(command: Serve, runner: asyncio.Runner, results: TextIO) -> int:
 
     listener = runner.run(listen(command.server))
     try:
-        model = ServedModel.load(resolve_model(command.model))
+        model = ServedModel.load(resolve_model(command.model, command.engine))
         with running_engine(model, command.engine, command.log) as engine:
             server = make_server(
                 engine,

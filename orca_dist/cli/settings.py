@@ -16,12 +16,11 @@ from typing import Any, TypeVar
 import cattrs
 import yaml
 
-from orca_dist.cli.knobs import Knob, knobs, near
+from orca_dist.cli.knobs import VARIABLE_PREFIX, Knob, knobs, near, refuse_by_name
 from orca_dist.cli.values import text_reader, yaml_reader
 from orca_dist.config import EngineConfig, LogConfig, ScheduleConfig, ServerConfig
 from orca_dist.errors import ConfigError
 
-PREFIX = "ORCA_"
 DEFAULT_MODEL = "smollm2-135m-instruct"  # weights.fetch's, whose import would slow every command
 DEFAULT_ADDRESS = "127.0.0.1:50051"  # the client's, likewise
 HOST_PORT = re.compile(r"(\[[^\s/\[\]]+\]|[^\s/:\[\]]+):([0-9]{1,5})")
@@ -34,7 +33,7 @@ class ModelChoice:
     """What to serve."""
 
     model: str = DEFAULT_MODEL
-    """Model folder; or the name of the default model, which is fetched once."""
+    """Model folder or id of the Hub (org/name); or the default model, which is fetched once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +96,9 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     known["ORCA_CONFIG"] = Knob(name="config", type=Path, default=None, help="")
     reader = text_reader()
     values = {}
-    for variable in sorted(v for v in environment if v.startswith(PREFIX)):
+    for variable in sorted(v for v in environment if v.startswith(VARIABLE_PREFIX)):
         if variable not in known:
+            refuse_by_name(variable)
             raise ConfigError(f"{variable}: no such variable{near(variable, known)}")
         knob = known[variable]
         values[knob.name] = _read(reader, variable, environment[variable], knob)
@@ -111,6 +111,7 @@ def _from_file(path: Path) -> dict[str, Any]:
     values = {}
     for key, value in _document(path).items():
         if key not in known:
+            refuse_by_name(str(key))
             raise ConfigError(f"{path}: {key}: no such key{near(str(key), known)}")
         values[key] = _read(reader, f"{path}: {key}", value, known[key])
     return values

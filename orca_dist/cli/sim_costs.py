@@ -102,13 +102,13 @@ class CostFlags:
             raise ConfigError(f"gpu: a model needs one of {', '.join(DEVICES)}")
         if self.gpu and not shaped:
             raise ConfigError(f"gpu = {self.gpu}: needs MODEL, or --layers and --hidden")
-        if schedule.split and not shaped:
+        if _sizes(schedule) and not shaped:
             raise ConfigError("split: needs MODEL, or --layers and --hidden, and --gpu")
 
     def _placement(self, shape: ModelShape, schedule: ScheduleConfig) -> Placement:
         device = find_device(self.gpu)
         try:
-            split = split_layers(shape.num_layers, schedule.stages, schedule.split or None)
+            split = split_layers(shape.num_layers, schedule.stages, _sizes(schedule) or None)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         return Placement(
@@ -173,3 +173,8 @@ def positive(name: str, value: float) -> None:
     """Raises ConfigError otherwise."""
     if not 0 < value < math.inf:
         raise ConfigError(f"{name} = {value}: must be more than 0, and finite")
+
+
+def _sizes(schedule: ScheduleConfig) -> tuple[int, ...]:
+    """Layers of each stage where they are given; both auto and even are an even split here."""
+    return tuple(part for part in schedule.split if isinstance(part, int))

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import subcommand
 
-from orca_dist.cli.knobs import near
+from orca_dist.cli.knobs import near, refuse_by_name
 from orca_dist.errors import ConfigError
 
 DESCRIPTION = "Serve language models over a pipeline of stages. --version prints the version."
@@ -38,6 +38,9 @@ def parse(commands: Mapping[str, Any], arguments: Sequence[str]) -> Any:
     Raises ConfigError with one line that names what is wrong and near flags.
     """
     _check_name(commands, arguments)
+    for word in arguments:
+        if word.startswith("--"):
+            refuse_by_name(word.partition("=")[0])
     kinds = [Annotated[type(c), subcommand(name, default=c)] for name, c in commands.items()]
     kind: Any = reduce(or_, kinds)
     complaint = io.StringIO()

@@ -8,9 +8,10 @@ from typing import Any
 
 from cattrs import Converter
 
-from orca_dist.config import Switch
+from orca_dist.config import Split, Switch
 
 NUMBERS = tuple[int, ...]
+SPLIT = tuple[int | Split, ...]
 
 
 def text_reader() -> Converter:
@@ -21,6 +22,12 @@ def text_reader() -> Converter:
     reader.register_structure_hook_func(
         lambda kind: kind == NUMBERS,
         lambda text, _: tuple(reader.structure(word, int) for word in text.split()),
+    )
+    reader.register_structure_hook_func(
+        lambda kind: kind == SPLIT,
+        lambda text, _: tuple(
+            _split_part(int(word) if word.isdecimal() else word) for word in text.split()
+        ),
     )
     return reader
 
@@ -40,6 +47,13 @@ def yaml_reader() -> Converter:
             reader.structure(item, int) for item in _typed(list, value, "a list")
         ),
     )
+    reader.register_structure_hook_func(
+        lambda kind: kind == SPLIT,
+        lambda value, _: tuple(
+            _split_part(item)
+            for item in ([value] if isinstance(value, str) else _typed(list, value, "a list"))
+        ),
+    )
     return reader
 
 
@@ -54,6 +68,14 @@ def _switch(value: object, kind: type[Switch]) -> StrEnum:
     return (
         _choice("on" if value else "off", kind) if isinstance(value, bool) else _choice(value, kind)
     )
+
+
+def _split_part(value: object) -> int | Split:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if value not in list(Split):
+        raise ValueError("needs auto, even, or whole numbers")
+    return Split(value)
 
 
 def _choice(value: object, kind: type[StrEnum]) -> StrEnum:

@@ -137,12 +137,13 @@ class IterationLevel:
     def caps(self, load: Load) -> BatchCaps:
         """`balanced` counts admitted requests, not free places: ceil(admitted / inflight) each.
 
-        So too with the waiting prompt tokens, though `min_chunk` of them always may go.
+        Of the waiting prompt tokens about half as much, though `min_chunk` always may go: a
+        first token waits for all chunks of its prompt, and inflight - 1 times the largest.
         """
         config = self._config
         if config.forming is Forming.PAPER:
             return BatchCaps(config.max_batch_size, config.max_batch_tokens)
-        share = max(config.min_chunk, -(-load.prefill_tokens // config.inflight))
+        share = max(config.min_chunk, -(-load.prefill_tokens // (2 * config.inflight - 1)))
         return BatchCaps(
             min(config.max_batch_size, -(-load.admitted // config.inflight)),
             min(config.max_batch_tokens, share),

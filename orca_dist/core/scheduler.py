@@ -8,6 +8,7 @@ out, so select() breaks where something doesn't fit and never skips.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ class Scheduler:
         self._in_flight: deque[Flight] = deque()
         self._drops: list[int] = []
         self._seq = 0
+        self._selected_s = -math.inf
         self._prefill_tokens = 0  # of admitted requests, not yet scheduled
         self._stuck: tuple[int, int] | None = None  # who did not fit, in how many free blocks
         self._suspects: dict[int, int] = {}  # of fatal plans: how often it was alone in one
@@ -80,6 +82,7 @@ class Scheduler:
 
     def select(self, now: float) -> Plan | None:
         """The next batch to run, or None: pipeline full, or nothing runnable."""
+        self._selected_s = now
         if len(self._in_flight) >= self.config.inflight or self._suspect_runs():
             return None
         self._admit(now)
@@ -158,7 +161,10 @@ class Scheduler:
 
     def next_wakeup(self) -> float | None:
         """When to call expire() and select() again though nothing else has happened."""
-        times = (self.pool.deadlines.first_s(), self._policy.wakeup_s(self._load()))
+        times = [self.pool.deadlines.first_s()]
+        window_s = self._policy.wakeup_s(self._load())
+        if window_s is not None and window_s > self._selected_s:  # else it waits for something else
+            times.append(window_s)
         return min((time for time in times if time is not None), default=None)
 
     @property

@@ -11,17 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orca_dist.config import DeviceKind, EngineConfig, Launcher, LogConfig, LogLevel, Switch
-from orca_dist.core import (
-    Memory,
-    MemoryKind,
-    Output,
-    PagedMemory,
-    Request,
-    ReserveMemory,
-    Scheduler,
-    SchedulerConfig,
+from orca_dist.config import (
+    DeviceKind,
+    EngineConfig,
+    Launcher,
+    LoadFormat,
+    LogConfig,
+    LogLevel,
+    Switch,
 )
+from orca_dist.core import Output, Request
 from orca_dist.engine.local_pipeline import LocalPlacement
 from orca_dist.engine.master import Deliver, EngineLoad, EngineMaster, Lose, Pause
 from orca_dist.engine.pipeline import (
@@ -37,8 +36,9 @@ from orca_dist.engine.supervisor import Supervisor
 from orca_dist.engine.trace import TraceLog
 from orca_dist.errors import OrcaError, StartupError
 from orca_dist.metrics.trace import PlanTrace
+from orca_dist.scheduling import make_scheduler
 from orca_dist.spec import ModelSpec, load_spec
-from orca_dist.weights.headers import check_folder
+from orca_dist.weights.source import check_source, source_name, source_of
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ class EngineInfo:
     """What `info` shows."""
 
     model: str
+    name: str
     stages: tuple[StageStatus, ...]
     epoch: int
     max_model_len: int
@@ -71,7 +72,11 @@ class Engine:
         self._pipeline = pipeline
         self._trace = TraceLog(settled.num_stages)
         self._master = EngineMaster(
-            scheduler=_scheduler(config, pipeline),
+            scheduler=make_scheduler(
+                config,
+                num_blocks=pipeline.num_blocks,
+                refuse_late=config.refuse_late is Switch.ON,
+            ),
             pipeline=pipeline,
             supervisor=Supervisor(
                 num_stages=settled.num_stages,
@@ -104,20 +109,25 @@ class Engine:
         the launcher's own (tests bring stages with delays).
         """
         spec = load_spec(model)
-        settled = settle(model, spec, config, log_config, num_token_ids=num_token_ids)
+        source = source_of(model)
+        settled = settle(source, spec, config, log_config, num_token_ids=num_token_ids)
         max_model_len = settle_max_model_len(spec, config)
-        check_folder(model, spec)
+        if config.load_format is not LoadFormat.DUMMY:
+            check_source(model, spec)
         on_progress = on_progress or log.info
         with contextlib.ExitStack() as undo:
             placement = placement or _placement(config, settled)
             undo.callback(placement.close)
             pipeline = Pipeline(settled, placement)
             undo.callback(pipeline.close)
-            pipeline.start(on_progress, on_load)
+            times = pipeline.start(on_progress, on_load)
+            log.info("%s", kv_told(pipeline.num_blocks * config.block_size, max_model_len))
             engine = cls(spec=spec, config=config, pipeline=pipeline, max_model_len=max_model_len)
             undo.callback(engine.close)
             on_progress("warming up")
+            began_s = time.monotonic()
             engine._warm_up()
+            log.info("start: %s, warm up %.1f s", times, time.monotonic() - began_s)
             undo.pop_all()
         return engine
 
@@ -141,6 +151,7 @@ class Engine:
     def info(self) -> EngineInfo:
         return EngineInfo(
             model=self._pipeline.config.model,
+            name=source_name(self._pipeline.config.model),
             stages=tuple(replace(stage) for stage in self._pipeline.stages),
             epoch=self._pipeline.epoch,
             max_model_len=self.max_model_len,
@@ -179,6 +190,14 @@ class Engine:
         self.attach(deliver=lambda outputs: None, lose=lambda error: None)
 
 
+def kv_told(kv_tokens: int, max_model_len: int) -> str:
+    """Room for keys and values, in tokens and in requests."""
+    return (
+        f"KV: {kv_tokens} tokens, {kv_tokens / max_model_len:.1f} requests of the maximum length "
+        f"of {max_model_len}"
+    )
+
+
 def _await_end(news: queue.SimpleQueue[Sequence[Output] | OrcaError], timeout_s: float) -> None:
     while True:
         try:
@@ -192,38 +211,6 @@ def _await_end(news: queue.SimpleQueue[Sequence[Output] | OrcaError], timeout_s:
                 raise StartupError(f"the warm-up failed: {output.message}")
             if output.reason:
                 return
-
-
-def _scheduler(config: EngineConfig, pipeline: Pipeline) -> Scheduler:
-    return Scheduler(
-        config=SchedulerConfig(
-            inflight=pipeline.config.inflight,
-            max_batch_size=config.max_batch_size,
-            max_batch_tokens=config.max_batch_tokens,
-            batching=config.batching,
-            forming=config.forming,
-            min_chunk=config.min_chunk,
-            chunked_prefill=config.chunked_prefill is Switch.ON,
-            chunk_overlap=config.chunk_overlap is Switch.ON,
-            micro_batch_size=config.micro_batch_size,
-            batch_window_s=config.batch_window_s,
-            waiting_served_ratio=config.waiting_served_ratio,
-            max_waiting_iterations=config.max_waiting_iterations,
-            ageing_s=config.ageing_s,
-            refuse_late=config.refuse_late is Switch.ON,
-        ),
-        memory=_memory(config, pipeline.num_blocks, pipeline.config.block_size),
-    )
-
-
-def _memory(config: EngineConfig, num_blocks: int, block_size: int) -> Memory:
-    if config.memory is MemoryKind.RESERVE:
-        return ReserveMemory(num_blocks=num_blocks, block_size=block_size)
-    return PagedMemory(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        prefix_cache=config.prefix_cache is not Switch.OFF,
-    )
 
 
 def _placement(config: EngineConfig, settled: PipelineConfig) -> Placement:

@@ -156,7 +156,8 @@ class EngineMaster:
 
     def _wakeup_s(self) -> float:
         """When to go on though nothing happens: a heartbeat, a deadline, a batch's window."""
-        wakeup_s = None if self._lost else self._scheduler.next_wakeup()
+        idle = self._lost or self._recovery
+        wakeup_s = None if idle else self._scheduler.next_wakeup()
         return self._next_ping_s if wakeup_s is None else min(wakeup_s, self._next_ping_s)
 
     def _pump(self) -> None:

@@ -19,6 +19,7 @@ from orca_dist.bootstrap import StageBootstrap
 from orca_dist.config import LogConfig
 from orca_dist.core import Plan
 from orca_dist.engine.control import ControlPlane
+from orca_dist.engine.kv_size import StageRoom, affordable_blocks, check_blocks
 from orca_dist.engine.wire import encode_plan
 from orca_dist.errors import StartupError
 from orca_dist.proto.v1 import control_pb2 as pb
@@ -75,11 +76,13 @@ class Patrol(Protocol):
 class PipelineConfig:
     """What every stage is told. `layers` has one range a stage.
 
-    num_blocks: KV blocks; None: as many as `gpu_memory_share` of the fullest stage's free
-    memory holds, at `layer_block_bytes` a block and layer, and no more than `max_blocks`.
+    num_blocks: KV blocks; None: as many as `memory_share` of what weights and activations leave
+    holds where it is tightest, at `layer_block_bytes` a block and layer, and no more than
+    `max_blocks`. activation_bytes: of each stage, as estimated.
     """
 
     model: str
+    load_format: str
     layers: tuple[range, ...]
     dtype: str
     device: str
@@ -89,7 +92,8 @@ class PipelineConfig:
     num_blocks: int | None
     max_blocks: int
     layer_block_bytes: int
-    gpu_memory_share: float
+    memory_share: float
+    activation_bytes: tuple[int, ...]
     inflight: int
     num_token_ids: int
     start_timeout_s: float
@@ -160,6 +164,26 @@ class _Start:
             answers.pop(stage, None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartTimes:
+    """Where the time of a start went; bytes over all stages, which load side by side."""
+
+    place_s: float
+    load_s: float
+    connect_s: float
+    fetched_bytes: int
+    read_bytes: int
+
+    def __str__(self) -> str:
+        speed = self.read_bytes / 1e9 / max(self.load_s, 1e-9)
+        read = f"{self.read_bytes / 1e6:.0f} MB read at {speed:.2f} GB/s"
+        fetched = f"{self.fetched_bytes / 1e6:.0f} MB fetched, " if self.fetched_bytes else ""
+        return (
+            f"place {self.place_s:.1f} s, load {self.load_s:.1f} s ({fetched}{read}), "
+            f"connect {self.connect_s:.1f} s"
+        )
+
+
 class Pipeline:
     """start() returns when every link has carried a dummy tensor; then plans may be sent.
 
@@ -188,21 +212,31 @@ class Pipeline:
             on_broken=lambda stage, why: self._teller(self._lives[stage])(stage, why),
         )
         self._secret = secret
+        self._deadline = self._placed_s = 0.0
 
     # ---- start ---------------------------------------------------------
 
-    def start(self, on_progress: OnProgress, on_load: OnLoad) -> None:
+    def start(self, on_progress: OnProgress, on_load: OnLoad) -> StartTimes:
         """Place, load and connect all stages, or raise StartupError with the reason."""
-        deadline = time.monotonic() + self.config.start_timeout_s
+        began_s = time.monotonic()
+        self._start_deadline()
         num = self.config.num_stages
         self._on_load = on_load
         on_progress(f"starting {num} stages")
         bootstraps = [self._bootstrap(stage) for stage in range(num)]
         self._placement.launch(bootstraps, self._teller(0))
-        self._load(deadline, on_progress)
-        self.num_blocks = self.config.num_blocks or self._affordable_blocks()
+        self._load(on_progress)
+        self.num_blocks = self._settled_blocks()
+        loaded_s = time.monotonic()
         on_progress("connecting stages")
-        self._connect(deadline)
+        self._connect()
+        return StartTimes(
+            place_s=self._placed_s - began_s,
+            load_s=loaded_s - self._placed_s,
+            connect_s=time.monotonic() - loaded_s,
+            fetched_bytes=sum(loaded.fetched_bytes for loaded in self._start.loaded.values()),
+            read_bytes=sum(loaded.read_bytes for loaded in self._start.loaded.values()),
+        )
 
     def reopen(self, lost: Collection[int], deadline: float, patrol: Patrol) -> None:
         """A new epoch: `lost` stages are replaced, the others keep their weights.
@@ -215,11 +249,12 @@ class Pipeline:
             self.epoch += 1
         self._on_load = lambda done, total: None
         self._patrol = patrol
+        self._deadline = deadline
         for stage in lost:
             self._replace(stage)
         try:
-            self._load(deadline, lambda text: None)
-            self._connect(deadline)
+            self._load(lambda text: None)
+            self._connect()
         finally:
             self._patrol = None
 
@@ -238,20 +273,21 @@ class Pipeline:
         self._control.expect_anew(stage)
         self._placement.replace(self._bootstrap(stage), self._teller(self._lives[stage]))
 
-    def _load(self, deadline: float, on_progress: OnProgress) -> None:
+    def _load(self, on_progress: OnProgress) -> None:
         """Every stage says hello, and reads its weights unless it has them."""
         start = self._start
-        self._await(start.hellos, deadline, "start")
+        self._await(start.hellos, "start")
+        self._placed_s = time.monotonic()
         on_progress("loading weights")
         for stage in start.hellos.keys() - start.set_up:
             self._control.send(stage, pb.MasterMessage(setup=self._setup(stage)))
             start.set_up.add(stage)
-        self._await(start.loaded, deadline, "load its weights")
+        self._await(start.loaded, "load its weights")
 
-    def _connect(self, deadline: float) -> None:
+    def _connect(self) -> None:
         self._start.ready.clear()
         self._control.broadcast(pb.MasterMessage(open=self._open()).SerializeToString())
-        self._await(self._start.ready, deadline, "connect to its neighbours")
+        self._await(self._start.ready, "connect to its neighbours")
         for status in self.stages:
             status.state = "ready"
 
@@ -272,9 +308,13 @@ class Pipeline:
             log_format=self.config.log.log_format,
         )
 
-    def _await(self, answers: Mapping[int, object], deadline: float, what: str) -> None:
+    def _start_deadline(self) -> None:
+        """Anew: at the start, and whenever weights arrive, of which there may be any amount."""
+        self._deadline = time.monotonic() + self.config.start_timeout_s
+
+    def _await(self, answers: Mapping[int, object], what: str) -> None:
         while len(answers) < self.config.num_stages:
-            left_s = max(0.0, deadline - time.monotonic())
+            left_s = max(0.0, self._deadline - time.monotonic())
             try:
                 self._note(self._news.get(timeout=min(left_s, WATCH_INTERVAL_S)))
             except queue.Empty:
@@ -318,11 +358,14 @@ class Pipeline:
         if failure.link and self._patrol:
             self._patrol.link_broke(str(status), failure.message)
             return
-        log.error("%s failed:\n%s", status, failure.traceback)
+        if failure.traceback:
+            log.error("%s failed:\n%s", status, failure.traceback)
         raise StageLost(status, failure.message)
 
     def _note_loading(self, stage: int, progress: pb.LoadProgress) -> None:
         """All stages load at once: what is told are their sums."""
+        if not self._patrol:  # a recovery has its own limit
+            self._start_deadline()
         self._start.loading[stage] = progress
         stages = self._start.loading.values()
         self._on_load(sum(s.done_bytes for s in stages), sum(s.total_bytes for s in stages))
@@ -340,6 +383,7 @@ class Pipeline:
             stage=stage,
             num_stages=config.num_stages,
             model=config.model,
+            load_format=config.load_format,
             first_layer=layers.start,
             end_layer=layers.stop,
             dtype=config.dtype,
@@ -351,22 +395,27 @@ class Pipeline:
             num_token_ids=config.num_token_ids,
         )
 
-    def _affordable_blocks(self) -> int:
-        """The same number on every stage: what the one with the least room can hold."""
-        config = self.config
-        room = {
-            stage: int(loaded.free_bytes * config.gpu_memory_share)
-            // (config.layer_block_bytes * len(config.layers[stage]))
-            for stage, loaded in self._start.loaded.items()
-        }
-        tightest = min(room, key=room.__getitem__)
-        if room[tightest] < 1:
-            free_bytes = self._start.loaded[tightest].free_bytes
-            raise StartupError(
-                f"{self.stages[tightest]} has {free_bytes / 2**20:.0f} MiB free beside its "
-                "weights, which hold no KV block: take more stages"
-            )
-        return min(room[tightest], config.max_blocks)
+    def _settled_blocks(self) -> int:
+        """As asked, where that fits; else what the tightest memory can hold."""
+        config, rooms = self.config, [self._room(stage) for stage in sorted(self._start.loaded)]
+        if config.num_blocks is None:
+            return affordable_blocks(rooms, config.memory_share, config.max_blocks)
+        check_blocks(rooms, config.num_blocks, config.block_size)
+        return config.num_blocks
+
+    def _room(self, stage: int) -> StageRoom:
+        """A GPU is a stage's own, and its free memory is beside the weights; RAM is shared."""
+        config, loaded = self.config, self._start.loaded[stage]
+        own = not loaded.node_bytes
+        node = self.stages[stage].node or "unknown"
+        return StageRoom(
+            stage=stage,
+            memory=f"{loaded.device} of stage {stage}" if own else f"node {node}",
+            total_bytes=loaded.free_bytes + loaded.weight_bytes if own else loaded.node_bytes,
+            weight_bytes=loaded.weight_bytes,
+            activation_bytes=config.activation_bytes[stage],
+            block_bytes=config.layer_block_bytes * len(config.layers[stage]),
+        )
 
     def _open(self) -> pb.Open:
         return pb.Open(

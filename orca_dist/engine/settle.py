@@ -6,15 +6,15 @@ import logging
 import os
 from pathlib import Path
 
-import psutil
-
-from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher, LogConfig
+from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher, LogConfig, Split, Switch
 from orca_dist.core import split_layers
+from orca_dist.engine.kv_size import activation_bytes
 from orca_dist.engine.pipeline import PipelineConfig
 from orca_dist.errors import ConfigError
 from orca_dist.spec import ModelSpec
+from orca_dist.spec.split_cost import balanced_sizes, head_layers, slowest
 
-RAM_SHARE, GPU_MEMORY_SHARE = 0.25, 0.9
+MEMORY_SHARES = {DeviceKind.CPU: 0.25, DeviceKind.CUDA: 0.9}
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ FAST_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 
 
 def settle(
-    model: Path,
+    model: str,
     spec: ModelSpec,
     config: EngineConfig,
     log: LogConfig,
@@ -32,25 +32,29 @@ def settle(
 ) -> PipelineConfig:
     """The pipeline to build; raises ConfigError naming what can't be had.
 
+    model: what stages are told, an absolute folder or a Hub repository at a commit.
     num_token_ids: ids from here on have no text; a head may have more rows than that.
     """
     config.check()
     device = settle_device(config.device)
     dtype = settle_dtype(config.dtype, spec, device)
+    layers = _layers(spec, config)
     settled = PipelineConfig(
-        model=str(model.resolve()),
-        layers=_layers(spec, config),
+        model=model,
+        load_format=config.load_format,
+        layers=layers,
         dtype=dtype,
         device=device,
         link=_link(device, config.launcher),
         num_threads=max(1, int(cpus_per_stage(config))),
         block_size=config.block_size,
-        num_blocks=_num_blocks(spec, config, device, ITEMSIZE[dtype]),
+        num_blocks=config.kv_tokens and -(-config.kv_tokens // config.block_size),
         max_blocks=_max_blocks(spec, config),
         layer_block_bytes=spec.kv_bytes_per_token(ITEMSIZE[dtype])
         // spec.num_layers
         * config.block_size,
-        gpu_memory_share=config.memory_share or GPU_MEMORY_SHARE,
+        memory_share=config.memory_share or MEMORY_SHARES[device],
+        activation_bytes=_activation_bytes(spec, config, layers, ITEMSIZE[dtype]),
         inflight=config.inflight or config.stages,
         num_token_ids=min(spec.vocab_size, num_token_ids or spec.vocab_size),
         start_timeout_s=config.start_timeout_s,
@@ -114,9 +118,37 @@ def _cpu_has_fast_bf16() -> bool:
 
 def _layers(spec: ModelSpec, config: EngineConfig) -> tuple[range, ...]:
     try:
-        return tuple(split_layers(spec.num_layers, config.stages, config.split or None))
+        even = split_layers(spec.num_layers, config.stages)
+        sizes = _sizes(spec, config)
+        layers = even if sizes is None else split_layers(spec.num_layers, config.stages, sizes)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    if config.stages > 1:
+        log.info("split %s: %s", " ".join(str(len(each)) for each in layers), _why(spec, config))
+    return tuple(layers)
+
+
+def _sizes(spec: ModelSpec, config: EngineConfig) -> tuple[int, ...] | None:
+    """Layers of each stage; None: as even as can be."""
+    if config.split in ((), (Split.AUTO,)):
+        return balanced_sizes(spec, config.stages)
+    if config.split == (Split.EVEN,):
+        return None
+    return tuple(int(size) for size in config.split)
+
+
+def _why(spec: ModelSpec, config: EngineConfig) -> str:
+    if config.split not in ((), (Split.AUTO,)):
+        return "as asked"
+    sizes, head = balanced_sizes(spec, config.stages), head_layers(spec)
+    if sizes is None:
+        return f"even, since the output head counts as {head:.1f} layers of the last stage"
+    even = split_layers(spec.num_layers, config.stages)
+    before, after = slowest([len(each) for each in even], head), slowest(sizes, head)
+    return (
+        f"the output head counts as {head:.1f} layers of the last stage; the slowest stage has "
+        f"{after:.1f} layers to do, {before:.1f} in an even split"
+    )
 
 
 def _link(device: DeviceKind, launcher: Launcher) -> str:
@@ -126,22 +158,22 @@ def _link(device: DeviceKind, launcher: Launcher) -> str:
     return "nccl" if launcher is Launcher.RAY else "host"
 
 
-def _num_blocks(
-    spec: ModelSpec, config: EngineConfig, device: DeviceKind, itemsize: int
-) -> int | None:
-    """As asked, or what a share of this node's RAM holds; None on GPUs: their stages will tell."""
-    if config.kv_tokens is not None:
-        return -(-config.kv_tokens // config.block_size)
-    if device is DeviceKind.CUDA:
-        return None
-    share = config.memory_share or RAM_SHARE
-    budget_bytes = psutil.virtual_memory().total * share
-    affordable = int(budget_bytes / spec.kv_bytes_per_token(itemsize)) // config.block_size
-    if affordable < 1:
-        raise ConfigError(
-            f"memory_share = {share}: {budget_bytes / 2**30:.1f} GiB hold no KV block"
+def _activation_bytes(
+    spec: ModelSpec, config: EngineConfig, layers: tuple[range, ...], itemsize: int
+) -> tuple[int, ...]:
+    """Of each stage; the last one has the head."""
+    whole = config.chunked_prefill is Switch.OFF  # a prompt runs as it is, however long
+    longest = settle_max_model_len(spec, config) if whole else 0
+    return tuple(
+        activation_bytes(
+            spec,
+            rows=max(config.max_batch_tokens, longest),
+            sampled_rows=config.max_batch_size,
+            itemsize=itemsize,
+            has_head=each.stop == spec.num_layers,
         )
-    return min(affordable, _max_blocks(spec, config))
+        for each in layers
+    )
 
 
 def _max_blocks(spec: ModelSpec, config: EngineConfig) -> int:

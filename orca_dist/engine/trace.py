@@ -30,6 +30,8 @@ class TraceLog:
                 seq=plan.seq,
                 ids=tuple(plan.ids),
                 lengths=tuple(plan.lengths),
+                starts=tuple(plan.starts),
+                num_sampled=sum(plan.samples),
                 sent_s=now,
                 control_bytes=control_bytes,
             )

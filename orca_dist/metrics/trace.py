@@ -25,7 +25,10 @@ class StageSpan:
 
 @dataclass(slots=True, kw_only=True)
 class PlanTrace:
-    """One iteration of one batch: `lengths` are the tokens that each of `ids` computes."""
+    """One iteration of one batch: each of `ids` computes `lengths` tokens from `starts` on.
+
+    `num_sampled` of them reach their last known token.
+    """
 
     seq: int
     ids: tuple[int, ...]
@@ -34,6 +37,8 @@ class PlanTrace:
     control_bytes: int
     returned_s: float | None = None
     spans: dict[int, StageSpan] = field(default_factory=dict)
+    starts: tuple[int, ...] = ()
+    num_sampled: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

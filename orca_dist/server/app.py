@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from pathlib import PurePath
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -186,7 +185,7 @@ class Server:
         )
 
     def _name(self) -> str:
-        return self._config.served_model_name or PurePath(self._engine.info().model).name
+        return self._config.served_model_name or self._engine.info().name
 
 
 def _from_thread(

@@ -123,7 +123,7 @@ class Target:
         return stage.weights_bytes + slots * stage.slot_bytes
 
     def cost(self, layout: Layout) -> RooflineCost:
-        """What iterations cost; layers are split evenly, as by default in `serve`."""
+        """What iterations cost; layers are split evenly."""
         link_bytes_s = self.cluster.device.link_bytes_s
         split = split_layers(self.shape.num_layers, layout.num_stages)
         nodes = [self.node(layout, stage) for stage in range(layout.num_stages)]

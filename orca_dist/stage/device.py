@@ -5,8 +5,11 @@ Work on a device may run behind the caller; only download() waits for it.
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Protocol
 
+import psutil
 import torch
 
 from orca_dist.errors import ConfigError
@@ -21,6 +24,11 @@ class Device(Protocol):
     @property
     def free_bytes(self) -> int:
         """Memory of the device's own that is free; 0 where it shares the host's."""
+        ...
+
+    @property
+    def host_bytes(self) -> int:
+        """Memory that it shares with all stages of its host; 0 where it has its own."""
         ...
 
     def upload(self, host: torch.Tensor) -> torch.Tensor:
@@ -38,6 +46,10 @@ class CpuDevice:
     torch_device = torch.device("cpu")
     free_bytes = 0
 
+    @property
+    def host_bytes(self) -> int:
+        return min(psutil.virtual_memory().total, _cgroup_bytes())
+
     def upload(self, host: torch.Tensor) -> torch.Tensor:
         return host
 
@@ -47,6 +59,8 @@ class CpuDevice:
 
 class CudaDevice:
     """One GPU; uploads go through pinned memory so that they don't wait."""
+
+    host_bytes = 0
 
     def __init__(self, index: int = 0) -> None:
         self.torch_device = torch.device("cuda", index)
@@ -61,6 +75,16 @@ class CudaDevice:
 
     def download(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to("cpu")
+
+
+def _cgroup_bytes() -> int:
+    """The limit that a container or a Slurm job sets; a huge number where there is none."""
+    try:
+        group = Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::")[2].strip()
+        limit = Path("/sys/fs/cgroup", group.lstrip("/"), "memory.max").read_text(encoding="utf-8")
+        return int(limit)
+    except (OSError, ValueError):  # no such file, or the word "max"
+        return sys.maxsize
 
 
 def make_device(name: str) -> Device:

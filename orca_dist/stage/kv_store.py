@@ -26,6 +26,7 @@ class KVStore:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        self.num_blocks = num_blocks
         shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
         self._layers = {
             index: (

@@ -22,6 +22,7 @@ from collections.abc import Callable
 import torch
 
 from orca_dist.bootstrap import StageBootstrap
+from orca_dist.errors import OrcaError
 from orca_dist.logs import Origin, set_up_logging
 from orca_dist.proto.v1.control_pb2 import (
     Failure,
@@ -141,6 +142,9 @@ def _next_epoch(
 
 
 def _failure(error: Exception) -> Failure:
+    """What a person can mend says all in its message; anything else comes with its traceback."""
+    if isinstance(error, OrcaError):
+        return Failure(message=str(error))
     return Failure(
         message=f"{type(error).__name__}: {error}",
         traceback=traceback.format_exc(),

@@ -10,8 +10,6 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -27,21 +25,18 @@ from orca_dist.proto.v1.control_pb2 import (
     Result,
     Setup,
 )
-from orca_dist.spec import ModelSpec, load_spec
+from orca_dist.spec import ModelSpec
 from orca_dist.stage.batch import PackedBatch, RequestTable, Sampled
 from orca_dist.stage.device import Device, make_device
 from orca_dist.stage.kv_store import KVStore
 from orca_dist.stage.sampler import sample_row
 from orca_dist.stage.trace import StagePhase, StageTrace, TraceRow
+from orca_dist.stage.weights import OnBytes, StageWeights
 from orca_dist.transport.channel import Channel
 from orca_dist.transport.links import LinkConfig, open_links
 from orca_dist.transport.rendezvous import host_store, join_store
-from orca_dist.weights.checkpoint import Checkpoint
-from orca_dist.weights.names import stage_tensors
 
 log = logging.getLogger(__name__)
-
-OnBytes = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 class EpochOver(Exception):
@@ -92,33 +87,34 @@ class StageWorker:
         """
         torch.set_num_threads(setup.num_threads)
         self._setup = setup
-        self._spec = load_spec(Path(setup.model))
         self._device = make_device(setup.device)
         self._dtype = getattr(torch, setup.dtype)
+        weights = StageWeights(setup, self._device.torch_device)
+        weights.fetch(on_bytes)
+        self._spec = weights.spec
+        self._make_decoder(weights.read(on_bytes))
+        log.info("layers %d-%d are on %s: %s", *self._ends, setup.device, weights.told())
+        return Loaded(
+            device=str(self._device.torch_device),
+            weight_bytes=weights.weight_bytes,
+            free_bytes=self._device.free_bytes,
+            node_bytes=self._device.host_bytes,
+            store_address=self._host_store() if setup.stage == 0 else "",
+            fetched_bytes=weights.fetched_bytes,
+            fetch_s=weights.fetch_s,
+            read_bytes=weights.read_bytes,
+            read_s=weights.read_s,
+        )
+
+    def _make_decoder(self, weights: dict[str, torch.Tensor]) -> None:
         device = self._device.torch_device
-        weights = self._read_weights(on_bytes)
         self._decoder = Decoder(
             spec=self._spec,
             layers=self._layers,
             weights=weights,
-            backend=attention_backend(device, self._dtype, setup.num_threads),
+            backend=attention_backend(device, self._dtype, self._setup.num_threads),
             device=device,
             dtype=self._dtype,
-        )
-        weight_bytes = sum(tensor.nbytes for tensor in weights.values())
-        log.info(
-            "layers %d-%d are on %s: %.0f MB of %s",
-            setup.first_layer,
-            setup.end_layer - 1,
-            device,
-            weight_bytes / 1e6,
-            setup.dtype,
-        )
-        return Loaded(
-            device=str(device),
-            weight_bytes=weight_bytes,
-            free_bytes=self._device.free_bytes,
-            store_address=self._host_store() if setup.stage == 0 else "",
         )
 
     def open(self, epoch: Open) -> None:
@@ -134,7 +130,7 @@ class StageWorker:
         self._table = RequestTable(
             block_size=setup.block_size, max_len=self._spec.max_model_len, device=self._device
         )
-        if self._cache is None:  # else the epoch before has left it, to be written over
+        if self._cache is None or self._cache.num_blocks != num_blocks:
             self._cache = KVStore(
                 spec=self._spec,
                 layers=self._layers,
@@ -158,22 +154,14 @@ class StageWorker:
         )
         return open_links(config, store, epoch.epoch)
 
-    def _read_weights(self, on_bytes: OnBytes) -> dict[str, torch.Tensor]:
-        """This stage's tensors under our names."""
-        checkpoint = Checkpoint(Path(self._setup.model))
-        names = stage_tensors(self._spec, self._layers, checkpoint.names())
-        total = sum(checkpoint.headers[name].num_bytes for name in set(names.values()))
-        tensors = checkpoint.read(
-            names.values(),
-            dtype=self._dtype,
-            device=self._device.torch_device,
-            progress=lambda _: on_bytes(checkpoint.bytes_read, total),
-        )
-        return {ours: tensors[theirs] for ours, theirs in names.items()}
-
     @property
     def _layers(self) -> range:
         return range(self._setup.first_layer, self._setup.end_layer)
+
+    @property
+    def _ends(self) -> tuple[int, int]:
+        """The first and the last layer."""
+        return self._layers[0], self._layers[-1]
 
     def _host_store(self) -> str:
         self._store, address = host_store(self.host, timeout_s=300.0)

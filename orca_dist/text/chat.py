@@ -18,7 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from orca_dist.errors import InvalidRequest, MissingCapability, ModelError
-from orca_dist.text.tokenizer import read_json, special_token
+from orca_dist.text.files import read_json, special_token
 
 Clock = Callable[[], datetime]
 Message = Mapping[str, str]

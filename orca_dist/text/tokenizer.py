@@ -1,4 +1,4 @@
-"""Text to token ids and back, from a model folder's tokenizer.json.
+"""Text to token ids and back, from a model folder's tokenizer.json or the files before it.
 
 A thin layer over the tokenizers library that adds what serving needs: every id that
 ends an answer, and a decode whose result is the same whether done at once or token by
@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer as HFTokenizer
 
 from orca_dist.errors import InvalidRequest, ModelError
 from orca_dist.spec import token_ids
+from orca_dist.text.files import read_json, special_token
+from orca_dist.text.older_files import build_from_older_files
 from orca_dist.text.pieces import Pieces
 
 
@@ -35,10 +36,11 @@ class Tokenizer:
     def load(cls, folder: Path) -> Tokenizer:
         """Reads `folder`; raises ModelError naming the file that is missing or damaged."""
         path = folder / "tokenizer.json"
-        if not path.exists():
-            raise ModelError(f"{path} does not exist: give a folder with a fast tokenizer's file")
-        document = read_json(path)
-        tokenizer = _build(path)
+        if path.exists():
+            document, tokenizer = read_json(path), _build(path)
+        else:
+            tokenizer = build_from_older_files(folder)
+            document = json.loads(tokenizer.to_str())
         pieces = Pieces(tokenizer, document.get("decoder"))
         return cls(tokenizer, pieces, _eos_token_ids(folder, tokenizer))
 
@@ -101,23 +103,3 @@ def _eos_token_ids(folder: Path, tokenizer: HFTokenizer) -> frozenset[int]:
     if token is not None and (index := tokenizer.token_to_id(token)) is not None:
         ids.add(index)
     return frozenset(ids)
-
-
-def special_token(entry: Any) -> str | None:
-    """A token of tokenizer_config.json: its text, or a mapping that holds it."""
-    if isinstance(entry, dict):
-        return entry.get("content")
-    return entry if isinstance(entry, str) else None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where the file doesn't exist."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} can't be read: {error}") from None
-    if not isinstance(document, dict):
-        raise ModelError(f"{path} is not a JSON object")
-    return document

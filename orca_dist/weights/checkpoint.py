@@ -6,27 +6,36 @@ Knows Hugging Face's names only; `names` says which of them a stage needs.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from io import RawIOBase
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from orca_dist.errors import ModelError
 from orca_dist.spec import ModelSpec
-from orca_dist.weights.headers import Headers, check_headers, read_headers
+from orca_dist.weights.headers import Headers, TensorHeader, check_headers, read_headers
 
 Progress = Callable[[int], None]
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+PIECE_BYTES = 2**20
 
 
 class Checkpoint:
-    """A folder of safetensors; opening it verifies every shard. Not thread-safe."""
+    """A folder of safetensors; opening it verifies the shards it will read. Not thread-safe.
 
-    def __init__(self, folder: Path) -> None:
-        """Raises ModelError naming the file that is missing, cut or damaged."""
+    bytes_read: of tensors, as stored.
+    """
+
+    def __init__(self, folder: Path, names: Collection[str] | None = None) -> None:
+        """Of all tensors, or of `names` alone, whose shards are then all that is opened.
+
+        Raises ModelError naming the file that is missing, cut or damaged.
+        """
         self.folder = folder
-        self.headers: Headers = read_headers(folder)
+        self.headers: Headers = read_headers(folder, names)
         self.bytes_read = 0
 
     def names(self) -> frozenset[str]:
@@ -52,8 +61,8 @@ class Checkpoint:
         """
         tensors: dict[str, torch.Tensor] = {}
         for shard, shard_names in self._by_shard(names).items():
-            for name, tensor in self._read_shard(shard, shard_names):
-                tensors[name] = tensor.to(device=device, dtype=dtype, copy=True)
+            for name, tensor in self._read_shard(shard, shard_names, dtype):
+                tensors[name] = tensor.to(device)
                 self.bytes_read += self.headers[name].num_bytes
                 if progress:
                     progress(self.headers[name].num_bytes)
@@ -67,11 +76,63 @@ class Checkpoint:
             by_shard[self.headers[name].shard].append(name)
         return by_shard
 
-    def _read_shard(self, shard: str, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    def _read_shard(
+        self, shard: str, names: list[str], dtype: torch.dtype
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """In the file's order, so that a disk reads on."""
         path = self.folder / shard
         try:
-            with safe_open(path, framework="pt") as file:
-                for name in names:
-                    yield name, file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
+            with path.open("rb", buffering=0) as file:
+                starts = _starts(file)
+                for name in sorted(names, key=starts.__getitem__):
+                    file.seek(starts[name])
+                    yield name, _read_tensor(file, self.headers[name], dtype)
+        except (OSError, EOFError) as error:
             raise ModelError(f"{path} can't be read: {error}") from None
+
+
+def _starts(file: RawIOBase) -> dict[str, int]:
+    """Where each tensor begins, of a file whose header has been verified: in `headers`.
+
+    The format: 8 bytes with the length of a JSON header, the header, the tensors' bytes.
+    """
+    header_len = int.from_bytes(_read_header(file, 8), "little")
+    header = json.loads(_read_header(file, header_len))
+    return {
+        name: 8 + header_len + entry["data_offsets"][0]
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+
+
+def _read_header(file: RawIOBase, num_bytes: int) -> bytearray:
+    data = bytearray(num_bytes)
+    _read(file, memoryview(data))
+    return data
+
+
+def _read_tensor(file: RawIOBase, header: TensorHeader, dtype: torch.dtype) -> torch.Tensor:
+    """Straight into its own memory; of another type piece by piece, through a cache's worth."""
+    tensor = torch.empty(header.shape, dtype=dtype)
+    stored = DTYPES[header.dtype]
+    if stored == dtype:
+        _read(file, _bytes(tensor.view(-1)))
+        return tensor
+    piece = torch.empty(PIECE_BYTES // stored.itemsize, dtype=stored)
+    for target in tensor.view(-1).split(len(piece)):
+        _read(file, _bytes(piece[: len(target)]))
+        target.copy_(piece[: len(target)])
+    return tensor
+
+
+def _bytes(tensor_N: torch.Tensor) -> memoryview:
+    return memoryview(tensor_N.view(torch.uint8).numpy())
+
+
+def _read(file: RawIOBase, target: memoryview) -> None:
+    """Fills `target`, in as many reads as the system takes."""
+    while target.nbytes:
+        num_bytes = file.readinto(target)
+        if not num_bytes:
+            raise EOFError("it became shorter while it was read")
+        target = target[num_bytes:]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orca_dist.spec import RopeSpec, load_spec
-from orca_dist.weights.headers import check_folder
+from orca_dist.weights.source import check_source
 
 
 def describe(folder: Path) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def describe(folder: Path) -> dict[str, Any]:
     ModelError naming what is missing or damaged.
     """
     spec = load_spec(folder)
-    headers = check_folder(folder, spec)
+    headers = check_source(folder, spec)
     return {
         "folder": str(folder),
         **asdict(spec, dict_factory=_plain),

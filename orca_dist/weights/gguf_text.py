@@ -1,6 +1,6 @@
 """A GGUF file's tokenizer as Hugging Face files: tokenizer.json and tokenizer_config.json.
 
-Two kinds are rebuilt: byte-level BPE with a known splitting rule, here, and the
+Two kinds are rebuilt: byte-level BPE with a known splitting rule, and the
 sentencepiece kind, in `gguf_sentencepiece`. A kind or rule that isn't in the tables is
 refused by name, because a near one would silently give other tokens.
 """
@@ -12,20 +12,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import AddedToken, Tokenizer, processors
 
 from orca_dist.errors import ModelError
+from orca_dist.weights.byte_level import SplittingRule, byte_level_tokenizer
 from orca_dist.weights.gguf_file import GgufFile
-from orca_dist.weights.gguf_sentencepiece import TokenType, sentencepiece_tokenizer
+from orca_dist.weights.gguf_sentencepiece import sentencepiece_tokenizer
+from orca_dist.weights.sentencepiece import TokenType
 
 
 def write_tokenizer(source: GgufFile, folder: Path, *, max_model_len: int) -> None:
@@ -57,64 +50,17 @@ def eos_token_ids(source: GgufFile) -> tuple[int, ...]:
 
 
 def _byte_level(source: GgufFile) -> Tokenizer:
-    rule = _one_of(source, "tokenizer.ggml.pre", tuple(_RULES))
+    rule = _one_of(source, "tokenizer.ggml.pre", tuple(SplittingRule))
     tokens: list[str] = source.need("tokenizer.ggml.tokens")
     merges = [tuple(merge.split(" ", 1)) for merge in source.need("tokenizer.ggml.merges")]
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    whole_words = rule in _WHOLE_WORD_RULES
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole_words))
-    tokenizer.pre_tokenizer = _RULES[rule]()
-    if rule in _NORMALIZED_RULES:
-        tokenizer.normalizer = normalizers.NFC()
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
-def _gpt2_splitter() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False)
-
-
-def _smollm_splitter() -> pre_tokenizers.PreTokenizer:
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    return pre_tokenizers.Sequence([digits, _gpt2_splitter()])
-
-
-def _llama3_splitter() -> pre_tokenizers.PreTokenizer:
-    return _pattern_splitter(r"\p{N}{1,3}")
-
-
-def _qwen2_splitter() -> pre_tokenizers.PreTokenizer:
-    return _pattern_splitter(r"\p{N}")
-
-
-def _pattern_splitter(number: str) -> pre_tokenizers.PreTokenizer:
-    """Contractions, words with what is before them, numbers, punctuation, line ends, spaces."""
-    parts = (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
-        r"[^\r\n\p{L}\p{N}]?\p{L}+",
-        number,
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    )
-    split = pre_tokenizers.Split(Regex("|".join(parts)), behavior="isolated")
-    spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([split, spell])
+    return byte_level_tokenizer(vocabulary, merges, SplittingRule(rule))
 
 
 _KINDS: Mapping[str, Callable[[GgufFile], Tokenizer]] = {
     "gpt2": _byte_level,
     "llama": sentencepiece_tokenizer,
 }
-_RULES: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    "smollm": _smollm_splitter,
-    "gpt-2": _gpt2_splitter,
-    "llama-bpe": _llama3_splitter,
-    "qwen2": _qwen2_splitter,
-}
-_WHOLE_WORD_RULES = ("llama-bpe",)  # a word that is a token is taken whole, merges or not
-_NORMALIZED_RULES = ("qwen2",)
 
 
 def _one_of(source: GgufFile, key: str, supported: tuple[str, ...]) -> str:

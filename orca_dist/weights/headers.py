@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -44,13 +44,26 @@ class TensorHeader:
 Headers = Mapping[str, TensorHeader]
 
 
-def read_headers(folder: Path) -> Headers:
-    """Hugging Face's name -> header, of every tensor; raises ModelError naming the bad file."""
+def tensor_names(folder: Path) -> frozenset[str]:
+    """Hugging Face's names of all tensors, from the index alone where there is one."""
+    if (folder / INDEX_FILE).exists():
+        return frozenset(read_weight_map(folder / INDEX_FILE))
+    return frozenset(read_headers(folder))
+
+
+def read_headers(folder: Path, names: Collection[str] | None = None) -> Headers:
+    """Hugging Face's name -> header; raises ModelError naming the bad file.
+
+    Of every tensor; or of `names` at least: where there is an index, shards that hold none
+    of these are not opened and need not be there.
+    """
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder: give a Hugging Face model folder")
     refuse_adapter(folder)
     if (folder / INDEX_FILE).exists():
-        return _indexed(folder)
+        weight_map = read_weight_map(folder / INDEX_FILE)
+        kept = weight_map.keys() if names is None else weight_map.keys() & set(names)
+        return _indexed(folder, {name: weight_map[name] for name in kept})
     if (folder / SINGLE_FILE).exists():
         return read_shard(folder / SINGLE_FILE)
     return _merged(folder, _unindexed_shards(folder))
@@ -58,7 +71,12 @@ def read_headers(folder: Path) -> Headers:
 
 def check_headers(headers: Headers, spec: ModelSpec) -> None:
     """Raises ModelError unless every tensor of the whole model is there in its right shape."""
-    for name, shape in tensor_shapes(spec, model_tensors(spec, headers)).items():
+    check_tensors(headers, spec, model_tensors(spec, headers))
+
+
+def check_tensors(headers: Headers, spec: ModelSpec, names: Mapping[str, str]) -> None:
+    """As check_headers, of the tensors of `names` (ours -> Hugging Face's)."""
+    for name, shape in tensor_shapes(spec, names).items():
         header = headers.get(name)
         if header is None:
             raise ModelError(
@@ -89,8 +107,7 @@ def read_shard(path: Path) -> dict[str, TensorHeader]:
         raise ModelError(f"{path} can't be read: {error}") from None
 
 
-def _indexed(folder: Path) -> dict[str, TensorHeader]:
-    weight_map = _weight_map(folder / INDEX_FILE)
+def _indexed(folder: Path, weight_map: Mapping[str, str]) -> dict[str, TensorHeader]:
     shards = {name: _listed_shard(folder, name) for name in sorted(set(weight_map.values()))}
     for name, shard in weight_map.items():
         if name not in shards[shard]:
@@ -101,7 +118,8 @@ def _indexed(folder: Path) -> dict[str, TensorHeader]:
     return {name: shards[shard][name] for name, shard in weight_map.items()}
 
 
-def _weight_map(path: Path) -> dict[str, str]:
+def read_weight_map(path: Path) -> dict[str, str]:
+    """Tensor -> shard, of an index file; raises ModelError where it is damaged."""
     document = read_json(path)
     weight_map = document.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -172,14 +190,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return document
 
 
+def make_header(shard: str, dtype: str, shape: tuple[int, ...]) -> TensorHeader:
+    """A header of a tensor in the format's spelling of its dtype."""
+    num_bytes = prod(shape) * ITEM_BYTES.get(dtype, 0)
+    return TensorHeader(shard=shard, dtype=dtype, shape=shape, num_bytes=num_bytes)
+
+
 def _tensor(path: Path, view: Any) -> TensorHeader:
-    shape, dtype = tuple(view.get_shape()), view.get_dtype()
-    return TensorHeader(
-        shard=path.name,
-        dtype=dtype,
-        shape=shape,
-        num_bytes=prod(shape) * ITEM_BYTES.get(dtype, 0),
-    )
+    return make_header(path.name, view.get_dtype(), tuple(view.get_shape()))
 
 
 def _check_tensor(name: str, header: TensorHeader, shape: tuple[int, ...]) -> None:

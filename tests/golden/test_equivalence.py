@@ -61,7 +61,10 @@ def truth(folder: Path) -> tuple[Reference, list[Arrivals]]:
     return reference, [_staggered(first), _staggered(second)]
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 5])
+@pytest.fixture(
+    scope="module",
+    params=[2, *(pytest.param(num, marks=pytest.mark.slow) for num in (1, 3, 5))],
+)
 def checks(
     folder: Path, truth: tuple[Reference, list[Arrivals]], request: pytest.FixtureRequest
 ) -> Checks:

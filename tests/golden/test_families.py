@@ -23,6 +23,8 @@ from tests.golden.test_loud_llama import MAX_TOKENS, PROMPTS, TOLERANCE
 
 MIN_AGREEMENT = 0.9
 NUM_STAGES = (1, 2, 3, 5)
+SLOW = pytest.mark.slow
+EACH_NUMBER = [pytest.param(num, marks=() if num == 2 else SLOW) for num in NUM_STAGES]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ def truth(folder: Path) -> Truth:
     return Truth(folder=folder, model=model)
 
 
-@pytest.mark.parametrize("num_stages", NUM_STAGES)
+@pytest.mark.parametrize("num_stages", EACH_NUMBER)
 def test_logits(truth: Truth, num_stages: int) -> None:
     """Alone, then joining while others decode: right both times, and the same bits."""
     with thread_pipeline(truth.folder, num_stages) as pipeline:

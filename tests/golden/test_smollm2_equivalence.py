@@ -52,7 +52,9 @@ def requests(smollm2_folder: Path) -> list[Request]:  # noqa: F811
     ]
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(
+    scope="module", params=["float32", pytest.param("bfloat16", marks=pytest.mark.slow)]
+)
 def truth(
     smollm2_folder: Path,  # noqa: F811
     requests: list[Request],

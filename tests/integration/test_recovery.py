@@ -69,9 +69,9 @@ def fault(front: Front, stages: list[int], how: signal.Signals) -> None:
 @pytest.mark.parametrize(
     ("stages", "how"),
     [
-        ([0], signal.SIGKILL),
+        pytest.param([0], signal.SIGKILL, marks=pytest.mark.slow),
         ([1], signal.SIGKILL),
-        ([2], signal.SIGKILL),
+        pytest.param([2], signal.SIGKILL, marks=pytest.mark.slow),
         ([1], signal.SIGSTOP),
         ([0, 2], signal.SIGKILL),
     ],
@@ -121,7 +121,7 @@ def test_a_cancelled_request_does_not_come_back(front: Front) -> None:
 # ---- faults from within a stage -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", [RAISE, DIE, BREAK_LINK])
+@pytest.mark.parametrize("what", [RAISE, BREAK_LINK, pytest.param(DIE, marks=pytest.mark.slow)])
 def test_a_fault_within_a_stage(folder: Path, expected: list[list[int]], what: int) -> None:
     """An exception, an abort or a broken link while it computes a token for the first time."""
     placement = LocalPlacement("tests.fixtures.losing_stage")
@@ -148,6 +148,7 @@ def test_only_a_request_that_ends_stages_by_itself_fails(
         assert 3 <= front.engine.info().epoch <= 6
 
 
+@pytest.mark.slow
 def test_no_end_of_recoveries_is_the_end(folder: Path) -> None:
     """A stage takes longer to start than a second: lost, with the reason."""
     with live(folder, local_config(2, recovery_timeout_s=1.0)) as front:

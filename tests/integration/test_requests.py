@@ -1,7 +1,8 @@
 """Requests through the whole of it: gRPC client, server, master, three local stages.
 
 A script model whose output is fully known, so that an answer's every token can
-be told right from wrong, and the pool room for two requests of 200 tokens.
+be told right from wrong, and the pool room for two requests of 200 tokens: more
+of them wait where memory is reserved, and are preempted where it is paged.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ KV_TOKENS = 416  # two requests of 200 tokens, in blocks of 16
 LONG = SamplingParams(max_tokens=190)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+@pytest.fixture(scope="module", params=["reserve", "paged"])
+def server(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("script")
     script_llama(folder, next_of=_next)
-    with served(folder, local_config(3, kv_tokens=KV_TOKENS)) as server:
+    config = local_config(3, kv_tokens=KV_TOKENS, memory=request.param)
+    with served(folder, config) as server:
         yield server
 
 
@@ -49,7 +53,7 @@ def _prompt(letter: int) -> list[int]:
 
 
 def test_cancelled_in_the_middle(server: Served) -> None:
-    """A4: room for two; the third starts when the first is cancelled, the second goes on."""
+    """A4: room for two; the third has it when the first is cancelled, the second goes on."""
     with server.client() as client, ThreadPoolExecutor(2) as pool:
         first = client.stream(_prompt(0), LONG, request_id="r1")
         _take(first, 5)

@@ -78,6 +78,7 @@ def test_killed_under_load(folder: Path) -> None:
         _ended(server, processes, f"stage 1 (pid {stages[1].pid}, node {stages[1].node})")
 
 
+@pytest.mark.slow
 def test_killed_while_idle(folder: Path) -> None:
     """A2: health turns without anyone asking for anything; a new call doesn't wait."""
     with serving(folder, "--stages", "3", *OFF) as server, _watch(server) as health:
@@ -89,6 +90,7 @@ def test_killed_while_idle(folder: Path) -> None:
         _ended(server, processes, f"stage 2 (pid {stage.pid}, node {stage.node})")
 
 
+@pytest.mark.slow
 def test_idle_for_long_and_then_stopped(folder: Path) -> None:
     """A8: no time limit runs in an idle pipeline. A3: SIGSTOP is noticed, SIGCONT too late."""
     limits = ("--heartbeat-s", "2", "--step-limit-s", "2", "--link-timeout-s", "3")

@@ -47,12 +47,15 @@ def test_a_late_answer_ends(server: Served) -> None:
         with pytest.raises(DeadlineExceeded):
             client.generate([A], LONG, timeout_s=TIMEOUT_S)
         _await_load(server, live=0)
+        gone_s = time.time()
         assert server.engine.load().used_slots == 0
-        plans = server.plans()[before:]
-        (late,) = {id for plan in plans for id in plan.ids}
-        assert 0 < len(plans) < 200
         _answered(server, num_tokens=3)
-        assert late not in {id for plan in server.plans()[before + len(plans) :] for id in plan.ids}
+    plans = server.plans()[before:]
+    late = min(id for plan in plans for id in plan.ids)
+    of_late = [plan for plan in plans if late in plan.ids]
+    assert 0 < len(of_late) < 200
+    assert len(plans) == len(of_late) + 3
+    assert all(plan.sent_s < gone_s for plan in of_late)
 
 
 def test_late_in_the_queue(server: Served) -> None:

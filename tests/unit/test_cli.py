@@ -98,7 +98,10 @@ def test_the_first_help_names_every_command_and_the_version(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("", "{serve, generate, info, model, bench, simulate, simulate-paper, plan}"),
+        (
+            "",
+            "Expected one of {serve, generate, info, model, profile, bench,",
+        ),
         ("serv x", "serv: no such command; did you mean serve?; choose one of serve, generate"),
         ("xyz", "error: xyz: no such command; choose one of serve, generate, info, model"),
         ("serve --max-batch-siz 3", "--max-batch-siz, 3; did you mean --max-batch-size?"),
@@ -346,9 +349,7 @@ def test_model_convert_names_a_file_that_is_not_there(
 def test_model_fetch_prints_the_folder(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        "orca_dist.weights.fetch.fetch_default_model", lambda: Path("/models/default")
-    )
+    monkeypatch.setattr("orca_dist.llm.fetch_default_model", lambda: Path("/models/default"))
     assert main(["model", "fetch"]) == 0
     assert capfd.readouterr().out == "/models/default\n"
 

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from orca_dist.cli.knobs import knobs
+from orca_dist.cli.main import commands
 from orca_dist.cli.settings import DEFAULT_MODEL, GROUPS, ClientConfig, Settings, load_settings
+from orca_dist.cli.usage import parse
 from orca_dist.client import DEFAULT_ADDRESS
-from orca_dist.config import Dtype, EngineConfig, Launcher, LogConfig, ServerConfig
+from orca_dist.config import Dtype, EngineConfig, Launcher, LogConfig, ServerConfig, Split
 from orca_dist.core import Forming
 from orca_dist.errors import ConfigError
 from orca_dist.weights import fetch
@@ -140,7 +142,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
         ("stages: true", "stages = True: needs a whole number"),
         ("memory_share: much", "memory_share = 'much': needs a number"),
         ("split: 8", "split = 8: needs a list"),
-        ("split: [8, x]", r"split = \[8, 'x'\]: needs a whole number"),
+        ("split: [8, x]", r"split = \[8, 'x'\]: needs auto"),
         ("host: 127", "host = 127: needs a text; quote it"),
         ("forming: papr", "forming = 'papr': choose one of balanced, paper"),
         ("[1, 2]", "needs `key: value` lines, not list"),
@@ -167,7 +169,7 @@ def test_a_file_that_is_not_there_is_named() -> None:
         ("ORCA_STAGES", "many", "ORCA_STAGES = 'many': needs a whole number"),
         ("ORCA_PORT", "tcp://10.0.0.1:80", "ORCA_PORT = .*: needs a whole number"),
         ("ORCA_DTYPE", "int4", "ORCA_DTYPE = 'int4': choose one of auto, float32"),
-        ("ORCA_SPLIT", "8 x", "ORCA_SPLIT = '8 x': needs a whole number"),
+        ("ORCA_SPLIT", "8 x", "ORCA_SPLIT = '8 x': needs auto, even, or whole numbers"),
     ],
 )
 def test_what_is_wrong_in_a_variable_is_named(variable: str, value: str, message: str) -> None:
@@ -178,3 +180,25 @@ def test_what_is_wrong_in_a_variable_is_named(variable: str, value: str, message
 def test_tensor_parallel_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="tensor_parallel = 2: stages can't be sharded yet"):
         EngineConfig(tensor_parallel=2).check()
+
+
+@pytest.mark.parametrize(
+    ("text", "split"),
+    [
+        ("auto", (Split.AUTO,)),
+        ("even", (Split.EVEN,)),
+        ("[8, 7]", (8, 7)),
+        ("[auto]", (Split.AUTO,)),
+    ],
+)
+def test_a_split_is_a_rule_or_numbers(
+    tmp_path: Path, text: str, split: tuple[int | Split, ...]
+) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(f"split: {text}\n")
+    variable = text.strip("[]").replace(",", "")
+    assert load_settings({}, path).engine.split == split
+    assert load_settings({"ORCA_SPLIT": variable}, None).engine.split == split
+    serve = commands(Settings())
+    parsed = parse(serve, ["serve", "m", "--split", *variable.split()])
+    assert parsed.engine.split == split

@@ -80,7 +80,7 @@ def test_text_that_is_not_unicode_is_refused(folder: Path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"tokenizer\.json does not exist"):
+    with pytest.raises(ModelError, match=r"has no tokenizer: needs tokenizer\.json"):
         Tokenizer.load(tmp_path)
 
 

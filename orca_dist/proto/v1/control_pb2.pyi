@@ -21,7 +21,7 @@ class MasterMessage(_message.Message):
     def __init__(self, setup: _Optional[_Union[Setup, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
 
 class Setup(_message.Message):
-    __slots__ = ("stage", "num_stages", "model", "first_layer", "end_layer", "dtype", "device", "link", "num_threads", "block_size", "inflight", "num_token_ids")
+    __slots__ = ("stage", "num_stages", "model", "first_layer", "end_layer", "dtype", "device", "link", "num_threads", "block_size", "inflight", "num_token_ids", "load_format")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     NUM_STAGES_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class Setup(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     INFLIGHT_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FORMAT_FIELD_NUMBER: _ClassVar[int]
     stage: int
     num_stages: int
     model: str
@@ -46,7 +47,8 @@ class Setup(_message.Message):
     block_size: int
     inflight: int
     num_token_ids: int
-    def __init__(self, stage: _Optional[int] = ..., num_stages: _Optional[int] = ..., model: _Optional[str] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., link: _Optional[str] = ..., num_threads: _Optional[int] = ..., block_size: _Optional[int] = ..., inflight: _Optional[int] = ..., num_token_ids: _Optional[int] = ...) -> None: ...
+    load_format: str
+    def __init__(self, stage: _Optional[int] = ..., num_stages: _Optional[int] = ..., model: _Optional[str] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., link: _Optional[str] = ..., num_threads: _Optional[int] = ..., block_size: _Optional[int] = ..., inflight: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., load_format: _Optional[str] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("epoch", "store_address", "num_blocks", "link_timeout_s")
@@ -163,16 +165,26 @@ class Hello(_message.Message):
     def __init__(self, secret: _Optional[str] = ..., stage: _Optional[int] = ..., pid: _Optional[int] = ..., node: _Optional[str] = ..., actor_id: _Optional[str] = ..., versions: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
 
 class Loaded(_message.Message):
-    __slots__ = ("device", "weight_bytes", "store_address", "free_bytes")
+    __slots__ = ("device", "weight_bytes", "store_address", "free_bytes", "fetched_bytes", "fetch_s", "read_bytes", "read_s", "node_bytes")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FETCH_S_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READ_S_FIELD_NUMBER: _ClassVar[int]
+    NODE_BYTES_FIELD_NUMBER: _ClassVar[int]
     device: str
     weight_bytes: int
     store_address: str
     free_bytes: int
-    def __init__(self, device: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., store_address: _Optional[str] = ..., free_bytes: _Optional[int] = ...) -> None: ...
+    fetched_bytes: int
+    fetch_s: float
+    read_bytes: int
+    read_s: float
+    node_bytes: int
+    def __init__(self, device: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., store_address: _Optional[str] = ..., free_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., fetch_s: _Optional[float] = ..., read_bytes: _Optional[int] = ..., read_s: _Optional[float] = ..., node_bytes: _Optional[int] = ...) -> None: ...
 
 class LoadProgress(_message.Message):
     __slots__ = ("done_bytes", "total_bytes")

@@ -282,3 +282,21 @@ def test_logits_go_out_once_for_every_position() -> None:
     scheduler.restart(0.0)
     rows += step() + step() + step()
     assert rows == bytes(range(9))
+
+
+def test_a_window_that_is_over_wakes_nobody_again() -> None:
+    """A batch that can't start yet waits for a return, not for its window: no spinning."""
+    pipeline = make_pipeline(
+        num_stages=1, max_batch_size=2, batching=Batching.DYNAMIC, batch_window_s=5.0
+    )
+    scheduler = pipeline.scheduler
+    scheduler.submit(make_request(0, max_tokens=9), 0.0)
+    assert scheduler.next_wakeup() == 5.0
+    plan = scheduler.select(5.0)
+    assert plan is not None
+    scheduler.cancel(0, 5.5)
+    scheduler.submit(make_request(1, max_tokens=9), 6.0)
+    assert scheduler.select(12.0) is None, "a plan is in flight"
+    assert scheduler.next_wakeup() is None
+    scheduler.on_result(PlanResult(seq=plan.seq, ids=[0], tokens=[[7]]), 13.0)
+    assert scheduler.select(13.0) is not None

@@ -50,7 +50,7 @@ def test_balanced_shares_the_requests_out(admitted: int, num_requests: int) -> N
 
 @pytest.mark.parametrize(
     ("prefill", "share"),
-    [(0, 256), (1, 256), (1024, 256), (1025, 257), (4000, 1000), (8192, 2048), (9000, 2048)],
+    [(0, 256), (1, 256), (1792, 256), (1793, 257), (7000, 1000), (14336, 2048), (18000, 2048)],
 )
 def test_balanced_shares_the_prompt_tokens_out(prefill: int, share: int) -> None:
     caps = caps_of(Forming.BALANCED, admitted=9, prefill_tokens=prefill)

@@ -1,4 +1,4 @@
-"""How many KV blocks stages with memory of their own get: as many as the fullest one holds."""
+"""How many KV blocks stages get: as many as the fullest memory holds, or as asked if they fit."""
 
 from __future__ import annotations
 
@@ -12,29 +12,70 @@ from orca_dist.errors import StartupError
 from orca_dist.proto.v1 import control_pb2 as pb
 from tests.unit.engine.test_settle import settled
 
-FREE_BYTES = {0: 10_000_000, 1: 4_000_000}
+GPU = {0: pb.Loaded(free_bytes=10_000_000, device="cuda:0", weight_bytes=77)} | {
+    1: pb.Loaded(free_bytes=4_000_000, device="cuda:0", weight_bytes=99)
+}
+MIB = 2**20
 
 
-def _pipeline(free_bytes: dict[int, int], **changes: object) -> Pipeline:
-    config = replace(settled(device="cuda", launcher="local", stages=2), **changes)  # type: ignore[arg-type]
-    assert config.num_blocks is None
+def cpu(node_bytes: int, weight_bytes: int) -> pb.Loaded:
+    return pb.Loaded(device="cpu", node_bytes=node_bytes, weight_bytes=weight_bytes)
+
+
+def blocks(
+    loaded: dict[int, pb.Loaded], nodes: tuple[str, ...] = ("a", "a"), **changes: object
+) -> int:
+    """What two stages of five layers each settle on; a block of a layer is 1000 bytes."""
+    defaults = {"layer_block_bytes": 1000, "activation_bytes": (0, 0), "max_blocks": 10**9}
+    config = replace(settled(device="cuda", stages=2), **(defaults | changes))  # type: ignore[arg-type]
     pipeline = Pipeline(config, LocalPlacement())
-    for stage, free in free_bytes.items():
-        pipeline._start.loaded[stage] = pb.Loaded(free_bytes=free)
-    return pipeline
+    pipeline._start.loaded.update(loaded)
+    for status, node in zip(pipeline.stages, nodes, strict=True):
+        status.node = node
+    return pipeline._settled_blocks()
 
 
-def test_the_fullest_stage_decides() -> None:
-    pipeline = _pipeline(FREE_BYTES, layer_block_bytes=1000, gpu_memory_share=0.5)
-    num_layers = len(pipeline.config.layers[1])
-    assert pipeline._affordable_blocks() == 2_000_000 // (1000 * num_layers)
+def test_the_fullest_gpu_decides() -> None:
+    assert blocks(GPU, memory_share=0.5) == 2_000_000 // (1000 * 5)
+    assert blocks(GPU, memory_share=0.5, activation_bytes=(0, 2_000_000)) == 1_000_000 // 5000
 
 
 def test_no_more_than_can_be_used() -> None:
-    assert _pipeline(FREE_BYTES, layer_block_bytes=1, max_blocks=7)._affordable_blocks() == 7
+    assert blocks(GPU, max_blocks=7) == 7
 
 
-def test_no_room_is_refused_by_stage() -> None:
-    pipeline = _pipeline(FREE_BYTES | {1: 2**20}, layer_block_bytes=2**20)
-    with pytest.raises(StartupError, match=r"stage 1 .* has 1 MiB free beside its weights"):
-        pipeline._affordable_blocks()
+def test_stages_of_a_node_share_its_ram() -> None:
+    """What is left of 10 MB is 4; both stages' layers come out of a half of it."""
+    loaded = {stage: cpu(10_000_000, 2_500_000) for stage in range(2)}
+    changes = {"memory_share": 0.5, "activation_bytes": (400_000, 600_000)}
+    assert blocks(loaded, **changes) == 4_000_000 // 2 // (2 * 5000)
+
+
+def test_the_fullest_node_decides() -> None:
+    """Each has one stage: 10 MB less 3, and 8 less 3."""
+    loaded = {0: cpu(10_000_000, 3_000_000), 1: cpu(8_000_000, 3_000_000)}
+    assert blocks(loaded, ("a", "b"), memory_share=1.0) == 5_000_000 // 5000
+
+
+def test_no_room_is_refused_with_the_sum_of_each_stage() -> None:
+    loaded = {stage: cpu(100 * MIB, 49 * MIB) for stage in range(2)}
+    with pytest.raises(StartupError) as caught:
+        blocks(loaded, activation_bytes=(MIB, MIB), memory_share=0.25)
+    told = "0.05 GiB weights + 0.00 GiB activations + 0.00 GiB KV"
+    assert f"stage 0: {told}, stage 1: {told}; node a has 0.10 GiB" in str(caught.value)
+    assert "memory_share = 0.25 of what is left holds no KV block" in str(caught.value)
+
+
+def test_what_is_asked_for_must_fit() -> None:
+    """2 x 1000 blocks of 5000 bytes beside 2 x 1 MB."""
+    loaded = {stage: cpu(12_000_000, 1_000_000) for stage in range(2)}
+    assert blocks(loaded, num_blocks=1000) == 1000
+    with pytest.raises(StartupError, match=r"kv_tokens = 16016 do not fit: stage 0: .*stage 1: "):
+        blocks(loaded, num_blocks=1001)
+    assert blocks(loaded, ("a", "b"), num_blocks=1001) == 1001
+
+
+def test_a_gpu_with_nothing_left_is_refused() -> None:
+    full = GPU | {1: pb.Loaded(free_bytes=0, weight_bytes=99, device="cuda:0")}
+    with pytest.raises(StartupError, match=r"cuda:0 of stage 1 has"):
+        blocks(full, memory_share=0.9)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher, LogConfig
+from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher, LogConfig, Split
 from orca_dist.engine import settle as module
 from orca_dist.engine.pipeline import PipelineConfig
 from orca_dist.engine.settle import (
@@ -20,7 +21,6 @@ from orca_dist.engine.settle import (
 from orca_dist.errors import ConfigError
 from orca_dist.spec import ModelSpec, parse_spec
 
-GIB = 2**30
 # Keys and values of one token in fp32: 2 x 10 layers x 2 heads x 16 x 4 bytes.
 KV_BYTES = 2560
 
@@ -47,13 +47,7 @@ def make_config(**changes: object) -> EngineConfig:
 
 
 def settled(**changes: object) -> PipelineConfig:
-    return settle(Path("/models/m"), make_spec(), make_config(**changes), LogConfig())
-
-
-@pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine of 1 GiB."""
-    monkeypatch.setattr(module.psutil, "virtual_memory", lambda: SimpleNamespace(total=GIB))
+    return settle("/models/m", make_spec(), make_config(**changes), LogConfig())
 
 
 @pytest.fixture
@@ -67,7 +61,7 @@ def cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("known", "sampled"), [(None, 320), (315, 315), (320, 320), (400, 320)])
 def test_ids_without_a_text_are_left_out(known: int | None, sampled: int) -> None:
-    settled = settle(Path("m"), make_spec(), make_config(), LogConfig(), num_token_ids=known)
+    settled = settle("/models/m", make_spec(), make_config(), LogConfig(), num_token_ids=known)
     assert settled.num_token_ids == sampled
 
 
@@ -128,6 +122,24 @@ def test_links(device: str, launcher: str, link: str) -> None:
 # ---- shape -------------------------------------------------------------
 
 
+def test_auto_is_even_where_the_head_is_small(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    assert settled(stages=3) == settled(stages=3, split=("even",)) == settled(stages=3, split=())
+    assert "split 4 3 3: even, since the output head counts as 0.1 layers" in caplog.text
+    assert "split 4 3 3: as asked" in caplog.text
+
+
+def test_auto_leaves_the_last_stage_room_for_the_head(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    spec = replace(make_spec(), vocab_size=32_000)
+    sizes = [len(each) for each in settle("/m", spec, make_config(), LogConfig()).layers]
+    assert sum(sizes) == 10
+    assert sizes[0] > sizes[1]
+    assert re.search(r"split \d \d: the output head counts as \d+\.\d layers", caplog.text)
+    even = settle("/m", spec, make_config(split=(Split.EVEN,)), LogConfig())
+    assert [len(each) for each in even.layers] == [5, 5]
+
+
 def test_layers_are_split_over_the_stages() -> None:
     assert settled(stages=3).layers == (range(4), range(4, 7), range(7, 10))
     assert settled(stages=2, split=(3, 7)).layers == (range(3), range(3, 10))
@@ -141,6 +153,8 @@ def test_layers_are_split_over_the_stages() -> None:
         ({"stages": 2, "split": (5, 6)}, "adds up to 11 layers, the model has 10"),
         ({"stages": 2, "split": (10,)}, "1 sizes for 2 stages"),
         ({"stages": 0}, "stages = 0"),
+        ({"split": ("even", 3)}, "split = even 3: give auto, even, or a number of layers"),
+        ({"split": ("half",)}, "split = half: give auto, even, or a number of layers"),
         ({"max_batch_size": 0}, "max_batch_size = 0"),
         ({"inflight": 0}, "inflight = 0"),
         ({"kv_tokens": -5}, "kv_tokens = -5"),
@@ -158,12 +172,6 @@ def test_what_cannot_be_had_is_refused(changes: dict[str, object], message: str)
 def test_one_plan_a_stage_is_in_flight_by_default() -> None:
     assert settled(stages=3).inflight == 3
     assert settled(stages=3, inflight=4).inflight == 4
-
-
-def test_the_model_is_an_absolute_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Stages on other nodes, or in other folders, must find it."""
-    monkeypatch.chdir(tmp_path)
-    assert settle(Path("m"), make_spec(), make_config(), LogConfig()).model == str(tmp_path / "m")
 
 
 def test_max_model_len() -> None:
@@ -209,22 +217,34 @@ def test_kv_tokens_are_rounded_up_to_blocks() -> None:
     assert settled(kv_tokens=4096, block_size=1).num_blocks == 4096
 
 
+def test_without_a_wish_the_stages_decide() -> None:
+    assert settled().num_blocks is None
+    assert settled().memory_share == 0.25
+    assert settled(device="cuda").memory_share == 0.9
+    assert settled(memory_share=0.5).memory_share == 0.5
+
+
 @pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("bfloat16", 2)])
-def test_kv_takes_its_share_of_memory(memory: None, dtype: str, itemsize: int) -> None:
-    config = settled(dtype=dtype, memory_share=0.1, max_batch_size=1000)
-    block_bytes = 16 * KV_BYTES * itemsize // 4
-    assert config.num_blocks == int(0.1 * GIB) // block_bytes
+def test_a_block_is_counted_by_hand(dtype: str, itemsize: int) -> None:
+    assert settled(dtype=dtype).layer_block_bytes == 16 * KV_BYTES * itemsize // 4 // 10
 
 
-def test_kv_takes_no_more_than_the_batches_in_flight_can_use(memory: None) -> None:
+def test_kv_takes_no_more_than_the_batches_in_flight_can_use() -> None:
     """63 blocks hold 1000 tokens; 2 x 3 requests run at most."""
-    assert settled(max_batch_size=2, inflight=3).num_blocks == 63 * 2 * 3
-    assert settled(max_batch_size=2, inflight=3, max_model_len=32).num_blocks == 2 * 2 * 3
+    assert settled(max_batch_size=2, inflight=3).max_blocks == 63 * 2 * 3
+    assert settled(max_batch_size=2, inflight=3, max_model_len=32).max_blocks == 2 * 2 * 3
 
 
-def test_a_share_without_room_for_a_block_is_refused(memory: None) -> None:
-    with pytest.raises(ConfigError, match=r"memory_share = 1e-05: .* hold no KV block"):
-        settled(memory_share=1e-5)
+def test_activations_are_counted_for_the_longest_batch() -> None:
+    """Widths of 64 hidden, 64 + 32 + 32 heads and 96 inner; the head is the last stage's."""
+    widths = 4 * 64 + 3 * 64 + 4 * 32 + 3 * 96
+    head = 32 * 320 * (4 + 4)
+    assert settled(max_batch_tokens=100).activation_bytes == (
+        100 * widths * 4,
+        100 * widths * 4 + head,
+    )
+    whole = settled(max_batch_tokens=100, chunked_prefill="off", dtype="bfloat16")
+    assert whole.activation_bytes[0] == 1000 * widths * 2
 
 
 def test_the_launcher_is_no_part_of_the_rest() -> None:

@@ -192,6 +192,14 @@ def test_pictures_are_drawn(
     assert path.read_bytes().startswith(starts[path.suffix])
 
 
+def test_a_picture_without_matplotlib_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("orca_dist.sim.plot.find_spec", lambda name: None)
+    assert main(["simulate", "--plot", str(tmp_path / "x.png")]) == 2
+    assert "needs matplotlib; pip install 'orca-dist[plot]'" in capfd.readouterr().err
+
+
 # ---- the paper ---------------------------------------------------------
 
 

@@ -81,7 +81,8 @@ def test_the_table(capfd: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"^ 1 +1 +8 +iteration balanced +met +\d", out, re.MULTILINE)
     assert re.search(r"^ 1 +2\* +8 +iteration", out, re.MULTILINE)
     assert "* serve can't run this yet" in out
-    assert "First: --stages 1 --max-batch-size 8 --batching iteration --forming balanced" in out
+    assert "First: --split even --stages 1 --max-batch-size 8 --batching iteration" in out
+    assert "--forming balanced\n" in out
     assert re.search(r"^ 0 +0 +8 +4\.04 +31\.96 +0\.00 ", out, re.MULTILINE)
 
 

@@ -1,0 +1,56 @@
+"""Measure a live pipeline: what its stages take for batches of every size up to a full load.
+
+Requests of random tokens, more of them at once from phase to phase; the trace says what each
+iteration held and how long each stage computed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from orca_dist.bench.calibrate import cost_document
+from orca_dist.bench.jobs import Job, ordinary_ids
+from orca_dist.bench.offline import WARM_UP_ID, Run
+from orca_dist.config import EngineConfig, LogConfig
+from orca_dist.engine.engine import Engine
+
+PHASES = (1, 2, 4, 8, 16, 48)  # requests at once
+PROMPTS, OUTPUTS = (16, 256), (8, 48)
+
+
+def run_profile(
+    model: Path,
+    config: EngineConfig,
+    log_config: LogConfig,
+    *,
+    seed: int,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, object]:
+    """The cost table as JSON; raises what Engine.start raises."""
+    engine = Engine.start(model, config, log_config=log_config)
+    try:
+        limit = min(engine.max_model_len, engine.kv_tokens // max(PHASES))
+        rng, ids = random.Random(seed), ordinary_ids(engine.spec.vocab_size)
+        for done, num in enumerate(PHASES):
+            on_progress(done, len(PHASES))
+            jobs = [_job(rng, ids, limit) for _ in range(num)]
+            Run(engine, jobs, first_id=1 + 1000 * done).to_the_end()
+        engine.flush_trace()
+        info = engine.info()
+        return cost_document(
+            [plan for plan in engine.trace() if WARM_UP_ID not in plan.ids],
+            layers=[len(stage.layers) for stage in info.stages],
+            model=Path(info.model).name,
+            device=info.stages[0].device,
+            kv_tokens=info.kv_tokens,
+        )
+    finally:
+        engine.close()
+
+
+def _job(rng: random.Random, ids: range, limit: int) -> Job:
+    out = min(rng.randint(*OUTPUTS), max(1, limit // 4))
+    prompt_len = min(rng.randint(*PROMPTS), limit - out)
+    return Job(prompt=tuple(rng.choices(ids, k=prompt_len)), out=out)

@@ -1,0 +1,105 @@
+"""How many KV blocks the pipeline has: the same number on every stage, since a request holds
+a block of each. The memory that has the least room decides.
+
+Pure arithmetic over what the stages reported once their weights were there. Activations are
+estimated from shapes rather than measured, which would cost the start a forward of
+max_batch_tokens rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orca_dist.errors import StartupError
+from orca_dist.spec import ModelSpec
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRoom:
+    """What a stage needs of its memory. Stages of one CPU node share one: `memory` names it.
+
+    total_bytes: 0 where it isn't known. block_bytes: of one KV block in all the stage's layers.
+    """
+
+    stage: int
+    memory: str
+    total_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    block_bytes: int
+
+    @property
+    def fixed_bytes(self) -> int:
+        return self.weight_bytes + self.activation_bytes
+
+    def told(self, num_blocks: int) -> str:
+        return (
+            f"stage {self.stage}: {_gib(self.weight_bytes)} weights + "
+            f"{_gib(self.activation_bytes)} activations + "
+            f"{_gib(num_blocks * self.block_bytes)} KV"
+        )
+
+
+def affordable_blocks(rooms: Sequence[StageRoom], share: float, max_blocks: int) -> int:
+    """As many as `share` of what weights and activations leave holds, but at most `max_blocks`.
+
+    Raises StartupError with the sum of each stage where that is none.
+    """
+    num_blocks = max_blocks
+    for group in _by_memory(rooms):
+        left_bytes = group[0].total_bytes - sum(room.fixed_bytes for room in group)
+        affordable = int(left_bytes * share) // sum(room.block_bytes for room in group)
+        if affordable < 1:
+            raise StartupError(
+                f"memory_share = {share:g} of what is left holds no KV block: {_sums(group, 1)}; "
+                "raise it, take more nodes or stages, or lower max_batch_tokens"
+            )
+        num_blocks = min(num_blocks, affordable)
+    return num_blocks
+
+
+def check_blocks(rooms: Sequence[StageRoom], num_blocks: int, block_size: int) -> None:
+    """Raises StartupError with the sum of each stage where `num_blocks` don't fit."""
+    for group in _by_memory(rooms):
+        needed = sum(room.fixed_bytes + num_blocks * room.block_bytes for room in group)
+        if needed > group[0].total_bytes:
+            raise StartupError(
+                f"kv_tokens = {num_blocks * block_size} do not fit: {_sums(group, num_blocks)}; "
+                "lower kv_tokens, or take more nodes or stages"
+            )
+
+
+def activation_bytes(
+    spec: ModelSpec, *, rows: int, sampled_rows: int, itemsize: int, has_head: bool
+) -> int:
+    """The largest that tensors of one iteration are together, about.
+
+    Four of the hidden size (input, residual, normed, output), queries, keys and values before
+    and after rotation, attention's output, and the three of the MLP; of the head its logits in
+    the model's type and in fp32. Logits that a request asks for (return_logits) come on top.
+    """
+    q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    widths = 4 * spec.hidden_size + 3 * q_size + 4 * kv_size + 3 * spec.intermediate_size
+    head = sampled_rows * spec.vocab_size * (itemsize + 4) if has_head else 0
+    return rows * widths * itemsize + head
+
+
+def _by_memory(rooms: Sequence[StageRoom]) -> list[list[StageRoom]]:
+    """Stages that share one, together; without those whose size isn't known."""
+    groups: dict[str, list[StageRoom]] = {}
+    for room in rooms:
+        if room.total_bytes:
+            groups.setdefault(room.memory, []).append(room)
+    return list(groups.values())
+
+
+def _sums(group: Sequence[StageRoom], num_blocks: int) -> str:
+    told = ", ".join(room.told(num_blocks) for room in group)
+    return f"{told}; {group[0].memory} has {_gib(group[0].total_bytes)}"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.2f} GiB"

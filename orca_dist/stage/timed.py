@@ -1,0 +1,48 @@
+"""A stage that computes nothing and takes the time that a cost table says.
+
+Everything else is real: it loads its weights, gets its plans over the control plane,
+receives and sends activations, and answers. So a machine with few cores can hold a
+pipeline of more stages than it could feed. As a script it is a stage process of the local
+launcher; the table is the file that TIMED_STAGE_COST names.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from orca_dist.proto.v1.control_pb2 import Result
+from orca_dist.sim.table import CostTable, read_cost_table
+from orca_dist.stage.batch import PackedBatch
+from orca_dist.stage.process import main
+from orca_dist.stage.worker import StageWorker
+
+VARIABLE = "TIMED_STAGE_COST"
+
+
+class TimedStageWorker(StageWorker):
+    """Waits for as long as its stage of the table would compute; every token is 0."""
+
+    def __init__(self, *, host: str) -> None:
+        super().__init__(host=host)
+        self._cost: CostTable = read_cost_table(Path(os.environ[VARIABLE]))
+
+    def compute(self, x_TH: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+        context = batch.context
+        pairs = zip(context.starts, context.lengths, strict=True)
+        attended = sum(length * start + length * (length + 1) / 2 for start, length in pairs)
+        stage = self._cost.stages[self._setup.stage % len(self._cost.stages)]
+        seconds = stage.tokens(batch.num_rows) + stage.attended(attended)
+        time.sleep(seconds + stage.sampled(sum(entry.samples for entry in batch.sampled)))
+        return x_TH
+
+    def _sample(self, x_TH: torch.Tensor, batch: PackedBatch, seq: int) -> Result:
+        ids = [entry.id for entry in batch.sampled if entry.samples]
+        return Result(seq=seq, ids=ids, num_tokens=[1] * len(ids), tokens=[0] * len(ids))
+
+
+if __name__ == "__main__":
+    main(TimedStageWorker)
