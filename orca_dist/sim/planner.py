@@ -272,11 +272,11 @@ class _Run:
 
     @property
     def lacks_memory(self) -> bool:
-        """Some waited at the last arrival, though places were free; not for their batch to end."""
-        if self.schedule.batching is Batching.REQUEST:
+        """Some waited though places were free, and not for a batch to end."""
+        fewest = self.record.fewest_before_queue
+        if self.schedule.batching is Batching.REQUEST or fewest is None:
             return False
-        admitted = self.record.most_admitted
-        return self.num_behind > admitted < self.num_places
+        return fewest < self.num_places
 
     @property
     def idle_share(self) -> float:
@@ -299,7 +299,10 @@ def _limits(run: _Run) -> Iterator[str]:
     if preempted := run.report.preemptions:
         yield f"memory: {preempted} preemptions with {run.schedule.kv_tokens} KV slots"
     elif run.lacks_memory:
-        yield f"memory: {run.schedule.kv_tokens} KV slots hold {run.record.most_admitted} requests"
+        yield (
+            f"memory: requests wait, {run.record.fewest_before_queue} fill "
+            f"{run.schedule.kv_tokens} KV slots"
+        )
     if run.record.largest_plan >= run.schedule.max_batch_size:
         yield f"batches are full at {run.schedule.max_batch_size}"
     if run.idle_share > IDLE_SHARE:

@@ -57,7 +57,8 @@ class Record:
     """What happened. Requests by their place in the workload, stages by index; nan: not yet.
 
     `num_entries` counts a request once for each plan that it was in. `largest_plan`: most
-    requests in one; `most_admitted`: most of them at once in the pipeline's memory.
+    requests in one; `most_admitted`: most of them at once in the pipeline's memory;
+    `fewest_before_queue`: fewest that were in it while others waited, None where none did.
     """
 
     outs: Sequence[int]
@@ -72,6 +73,7 @@ class Record:
     num_preempted: int = 0
     largest_plan: int = 0
     most_admitted: int = 0
+    fewest_before_queue: int | None = None
     runs: list[PlanRun] = field(default_factory=list)
 
     @property
@@ -176,11 +178,19 @@ class _Simulation:
         record.num_decode_plans += any(run.plan.samples)
         record.num_entries += len(run.plan.ids)
         record.largest_plan = max(record.largest_plan, len(run.plan.ids))
-        record.most_admitted = max(record.most_admitted, self._scheduler.pool.num_admitted)
+        pool = self._scheduler.pool
+        self._note_admitted(pool.num_admitted, pool.num_waiting)
         for stage, start_s in enumerate(run.starts_s):
             record.busy_s[stage] += run.ends_s[stage] - start_s
         if len(record.runs) < self._setup.keep_runs:
             record.runs.append(run)
+
+    def _note_admitted(self, admitted: int, waiting: int) -> None:
+        record = self.record
+        record.most_admitted = max(record.most_admitted, admitted)
+        if waiting:
+            fewest = record.fewest_before_queue
+            record.fewest_before_queue = admitted if fewest is None else min(fewest, admitted)
 
     def flushed(self, plan: Plan) -> None:
         pass

@@ -274,7 +274,7 @@ def test_requests_that_wait_for_memory_are_named() -> None:
     """Two blocks each, of three."""
     best = search(tight(60), replace(DEMAND, rate=50.0), (8,)).candidates[0]
     assert best.report.preemptions == 0
-    assert "memory: 60 KV slots hold 1 requests" in best.reason
+    assert "memory: requests wait, 1 fill 60 KV slots" in best.reason
 
 
 def test_progress_ends_complete() -> None:
