@@ -110,8 +110,8 @@ class Engine:
         """
         spec = load_spec(model)
         source = source_of(model)
-        settled = settle(source, spec, config, log_config, num_token_ids=num_token_ids)
         max_model_len = settle_max_model_len(spec, config)
+        settled = settle(source, spec, config, log_config, num_token_ids=num_token_ids)
         if config.load_format is not LoadFormat.DUMMY:
             check_source(model, spec)
         on_progress = on_progress or log.info

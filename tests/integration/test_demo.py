@@ -147,6 +147,7 @@ def test_sigterm_while_starting_ends_all_of_it() -> None:
     assert not any("Traceback" in line for line in running.lines)
 
 
+@pytest.mark.slow
 def test_a_stage_that_dies_is_replaced_and_all_are_answered() -> None:
     with demo() as running:
         running.read("A > ")

@@ -29,7 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize(
+    "stage", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_killed_while_serving(folder: Path, stage: int, caplog: pytest.LogCaptureFixture) -> None:
     with live(folder, local_config(3, recovery="off")) as front:
         ids = [front.submit([5, 9, i], 200) for i in range(4)]

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.ray
 STOP_S = 20.0
 
 
+@pytest.mark.slow
 def test_not_joined_and_not_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = loud_llama(tmp_path / "loud")
     with _neighbour() as (address, processes):

@@ -121,7 +121,14 @@ def test_a_cancelled_request_does_not_come_back(front: Front) -> None:
 # ---- faults from within a stage -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", [RAISE, BREAK_LINK, pytest.param(DIE, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(RAISE, marks=pytest.mark.slow),
+        BREAK_LINK,
+        pytest.param(DIE, marks=pytest.mark.slow),
+    ],
+)
 def test_a_fault_within_a_stage(folder: Path, expected: list[list[int]], what: int) -> None:
     """An exception, an abort or a broken link while it computes a token for the first time."""
     placement = LocalPlacement("tests.fixtures.losing_stage")
@@ -133,6 +140,7 @@ def test_a_fault_within_a_stage(folder: Path, expected: list[list[int]], what: i
         assert front.engine.info().epoch == 2
 
 
+@pytest.mark.slow
 def test_only_a_request_that_ends_stages_by_itself_fails(
     folder: Path, expected: list[list[int]]
 ) -> None:

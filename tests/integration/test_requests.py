@@ -29,7 +29,7 @@ KV_TOKENS = 416  # two requests of 200 tokens, in blocks of 16
 LONG = SamplingParams(max_tokens=190)
 
 
-@pytest.fixture(scope="module", params=["reserve", "paged"])
+@pytest.fixture(scope="module", params=[pytest.param("reserve", marks=pytest.mark.slow), "paged"])
 def server(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Served]:
