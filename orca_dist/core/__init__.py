@@ -4,13 +4,14 @@ Standard library only, and no clock: `now` is an argument. The same Scheduler
 object runs in the server and in the simulator; same events in, same plans out.
 """
 
+from orca_dist.core.deadlines import TooLate
 from orca_dist.core.events import Output
 from orca_dist.core.kv import Memory, MemoryKind, NeverFits, ReserveMemory
 from orca_dist.core.paged import PagedMemory
 from orca_dist.core.plan import Admit, Plan, PlanResult
 from orca_dist.core.policy import Batching, Forming, SchedulerConfig
 from orca_dist.core.request import FinishReason, Phase, Request, Sampling
-from orca_dist.core.scheduler import Scheduler, TooLate
+from orca_dist.core.scheduler import Scheduler
 from orca_dist.core.split import split_layers
 
 __all__ = [

@@ -5,6 +5,15 @@ from __future__ import annotations
 import heapq
 
 
+class TooLate(Exception):
+    """A request can't end before its deadline; says both numbers, in seconds."""
+
+    def __init__(self, needed_s: float, left_s: float) -> None:
+        super().__init__(f"needs at least {needed_s:.3g} s, its deadline is in {left_s:.3g} s")
+        self.needed_s = needed_s
+        self.left_s = left_s
+
+
 class Deadlines:
     """Ids with a time each. All operations cost O(log n); what left is forgotten in time."""
 

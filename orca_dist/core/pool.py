@@ -15,6 +15,7 @@ from operator import attrgetter
 
 from orca_dist.core.deadlines import Deadlines
 from orca_dist.core.kv import Lease
+from orca_dist.core.policy import Load
 from orca_dist.core.request import Entry, Request
 
 Lane = OrderedDict[int, Entry]
@@ -62,6 +63,18 @@ class RequestPool:
         """The waiting request that goes first."""
         heads = (next(iter(lane.values())) for lane in self._lanes.values())
         return min(heads, key=in_order, default=None)
+
+    def load(self, *, prefill_tokens: int, next_seq: int) -> Load:
+        """The counts that a batching policy decides by."""
+        head = self.head()
+        since_s = head.order[0] + head.request.priority * self._ageing_s if head else 0.0
+        return Load(
+            waiting=self.num_waiting,
+            admitted=len(self._admitted),
+            prefill_tokens=prefill_tokens,
+            head_since_s=since_s,
+            head_waited=next_seq - head.since_seq if head else 0,
+        )
 
     def admit(self, entry: Entry, lease: Lease) -> None:
         self._unwait(entry)

@@ -101,6 +101,12 @@ class Entry:
         return max(0, self.prefill_len - self.scheduled_len)
 
     @property
+    def max_cached(self) -> int:
+        """Tokens that another's KV may stand for: not the last known one, which samples, and
+        none where logits are wanted of all."""
+        return 0 if self.request.sampling.return_logits else self.known_len - 1
+
+    @property
     def in_flight_len(self) -> int:
         """Tokens in plans that have not returned."""
         return self.scheduled_len - self.computed_len

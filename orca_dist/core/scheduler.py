@@ -11,37 +11,20 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
 
+from orca_dist.core.deadlines import TooLate
 from orca_dist.core.events import Output
+from orca_dist.core.flight import Flight
 from orca_dist.core.kv import Lease, Memory, NeverFits
 from orca_dist.core.plan import Admit, Plan, PlanResult
 from orca_dist.core.policy import BatchCaps, Load, SchedulerConfig, make_policy
 from orca_dist.core.pool import RequestPool
 from orca_dist.core.request import Entry, FinishReason, Request
+from orca_dist.core.suspects import MAX_FATAL, Suspects
 
 NOTHING: list[int] = []
-MAX_FATAL = 2  # once may be chance: a kill from outside meets somebody
+NOBODY = (-1, 0)
 SMOOTHING = 0.1  # weight of the newest round trip in their average
-
-
-class TooLate(Exception):
-    """A request can't end before its deadline; says both numbers, in seconds."""
-
-    def __init__(self, needed_s: float, left_s: float) -> None:
-        super().__init__(f"needs at least {needed_s:.3g} s, its deadline is in {left_s:.3g} s")
-        self.needed_s = needed_s
-        self.left_s = left_s
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """A plan on its way, with the entries of its columns and the ids that will answer."""
-
-    plan: Plan
-    entries: list[Entry]
-    sampled: list[int]
-    sent_s: float
 
 
 class Scheduler:
@@ -59,8 +42,8 @@ class Scheduler:
         self._seq = 0
         self._selected_s = -math.inf
         self._prefill_tokens = 0  # of admitted requests, not yet scheduled
-        self._stuck: tuple[int, int] | None = None  # who did not fit, in how many free blocks
-        self._suspects: dict[int, int] = {}  # of fatal plans: how often it was alone in one
+        self._stuck = NOBODY  # who did not fit, in how many free blocks
+        self._suspects = Suspects()
 
     @property
     def plans_in_flight(self) -> int:
@@ -77,7 +60,9 @@ class Scheduler:
         if request.max_len > self.memory.capacity:
             raise NeverFits(request.max_len, self.memory.capacity)
         if self.config.refuse_late and request.deadline_s is not None:
-            self._check_time(request.max_tokens, request.deadline_s - now)
+            needed_s, left_s = request.max_tokens * self.round_trip_s, request.deadline_s - now
+            if needed_s > left_s:
+                raise TooLate(needed_s, left_s)
         self.pool.add(request, now, self._seq)
 
     def select(self, now: float) -> Plan | None:
@@ -92,8 +77,7 @@ class Scheduler:
         entries = self._form(plan, self._policy.caps(self._load()))
         if not entries:
             return None
-        self._seq += 1
-        self._drops = []
+        self._told(plan)
         sampled = [id for id, samples in zip(plan.ids, plan.samples, strict=True) if samples]
         self._in_flight.append(Flight(plan, entries, sampled, now))
         return plan
@@ -102,23 +86,19 @@ class Scheduler:
         """A plan of drops alone, for when no other will come soon. It never counts as in flight."""
         if not self._drops or self._in_flight:
             return None
-        plan = Plan(seq=self._seq, drops=self._drops)
-        self._seq += 1
-        self._drops = []
-        return plan
+        return self._told(Plan(seq=self._seq, drops=self._drops))
 
     def on_result(self, result: PlanResult, now: float) -> list[Output]:
         """Account for a returned plan. Results of an earlier epoch are no-ops."""
         if not self._in_flight or result.seq < self._in_flight[0].plan.seq:
             return []
         flight = self._in_flight.popleft()
-        _check_answered(flight, result)
+        flight.check_answered(result)
         self.round_trip_s += (now - flight.sent_s - self.round_trip_s) * SMOOTHING
         for entry, length in zip(flight.entries, flight.plan.lengths, strict=True):
             entry.computed_len += length
         if self._suspects:
-            for request_id in flight.plan.ids:
-                self._suspects.pop(request_id, None)
+            self._suspects.clear(flight.plan.ids)
         outputs = self._failed(result) if result.failed else []
         logits = self._logits(flight, result) if result.logits else {}
         self._accept(result, logits, outputs)
@@ -153,9 +133,8 @@ class Scheduler:
         outputs = []
         for request_id in self.pool.deadlines.passed(now):
             entry = self.pool.entries[request_id]
-            num = len(entry.generated)
             self._leave(entry)
-            message = f"the deadline passed after {num} tokens"
+            message = f"the deadline passed after {len(entry.generated)} tokens"
             outputs.append(Output(request_id, reason=FinishReason.DEADLINE, message=message))
         return outputs
 
@@ -183,7 +162,7 @@ class Scheduler:
         self._in_flight.clear()
         self._drops.clear()
         self._prefill_tokens = 0
-        self._stuck = None
+        self._stuck = NOBODY
         self.memory.reset()
         self.pool.restart(self._seq)
         return outputs
@@ -206,10 +185,11 @@ class Scheduler:
     def _join(self, entry: Entry) -> bool:
         """Give it memory; after preemption not before its plans in flight are back."""
         memory = self.memory
-        if entry.in_flight_len or (self._stuck and self._is_stuck(entry)):
-            return False
+        stuck_id, stuck_free = self._stuck
+        if entry.in_flight_len or (entry.id == stuck_id and memory.num_free <= stuck_free):
+            return False  # no more is free than when it did not fit: its prefix needs no new look
         lease = memory.allocate(
-            entry.known, entry.known_len, entry.request.max_len, _max_cached(entry)
+            entry.known, entry.known_len, entry.request.max_len, entry.max_cached
         )
         if lease is None:
             self._stuck = entry.id, memory.num_free
@@ -219,28 +199,14 @@ class Scheduler:
         self.pool.admit(entry, lease)
         return True
 
-    def _is_stuck(self, entry: Entry) -> bool:
-        """It did not fit, and no more is free now: not worth another look at its prefix."""
-        assert self._stuck is not None
-        request_id, num_free = self._stuck
-        return entry.id == request_id and self.memory.num_free <= num_free
-
-    def _check_time(self, max_tokens: int, left_s: float) -> None:
-        needed_s = max_tokens * self.round_trip_s
-        if needed_s > left_s:
-            raise TooLate(needed_s, left_s)
-
     def _load(self) -> Load:
-        pool, head = self.pool, self.pool.head()
-        return Load(
-            waiting=pool.num_waiting,
-            admitted=pool.num_admitted,
-            prefill_tokens=self._prefill_tokens,
-            head_since_s=head.order[0] + head.request.priority * self.config.ageing_s
-            if head
-            else 0.0,
-            head_waited=self._seq - head.since_seq if head else 0,
-        )
+        return self.pool.load(prefill_tokens=self._prefill_tokens, next_seq=self._seq)
+
+    def _told(self, plan: Plan) -> Plan:
+        """It goes to the stages, and the drops with it."""
+        self._seq += 1
+        self._drops = []
+        return plan
 
     # ---- select, step 2: form ------------------------------------------
 
@@ -290,7 +256,7 @@ class Scheduler:
         lease, start = entry.lease, entry.scheduled_len
         assert lease is not None, "runnable without memory"
         if not start:
-            self.memory.reuse(lease, entry.known, _max_cached(entry))
+            self.memory.reuse(lease, entry.known, entry.max_cached)
             start = lease.cached_len
         left = entry.prefill_len - start
         length = self._policy.chunk(start, left, budget, first_prompt=first_prompt)
@@ -415,45 +381,23 @@ class Scheduler:
         )
 
     def _accuse(self, fatal: Collection[int]) -> list[Output]:
-        """Note who was in the fatal plans; who fails for it leaves."""
+        """Note who was in the fatal plans; who is guilty leaves."""
         outputs = []
-        for flight in [flight for flight in self._in_flight if flight.plan.seq in fatal]:
-            ids = [id for id in flight.plan.ids if self.pool.get(id)]
-            was_alone = len(flight.plan.ids) == 1 and self._suspects.keys() >= set(ids)
-            for id in ids:
-                self._suspects[id] = self._suspects.get(id, 0) + was_alone
-                if self._suspects[id] >= MAX_FATAL:
-                    outputs.append(self._condemned(self.pool.entries[id]))
+        message = f"a stage was lost {MAX_FATAL} times while it computed this request alone"
+        for plan in [flight.plan for flight in self._in_flight if flight.plan.seq in fatal]:
+            live = [id for id in plan.ids if self.pool.get(id)]
+            for id in self._suspects.accuse(plan.ids, live):
+                self._leave(self.pool.entries[id])
+                outputs.append(Output(id, reason=FinishReason.ERROR, message=message))
         return outputs
 
-    def _condemned(self, entry: Entry) -> Output:
-        self._leave(entry)
-        message = f"a stage was lost {MAX_FATAL} times while it computed this request alone"
-        return Output(entry.id, reason=FinishReason.ERROR, message=message)
-
     def _suspect_runs(self) -> bool:
-        """While one does, nothing else is in the pipeline: whose fault a loss is must be plain."""
-        suspects, in_flight = self._suspects, self._in_flight
-        return bool(suspects and in_flight) and any(id in suspects for id in in_flight[-1].plan.ids)
+        ids = self._in_flight[-1].plan.ids if self._suspects and self._in_flight else ()
+        return any(id in self._suspects for id in ids)
 
     def _leave(self, entry: Entry, *, spoiled: bool = False) -> None:
         """The one way out of the pool."""
-        self._suspects.pop(entry.id, None)
+        self._suspects.clear([entry.id])
         if entry.lease is not None:
             self._give_up_memory(entry, spoiled=spoiled)
         self.pool.remove(entry)
-
-
-def _max_cached(entry: Entry) -> int:
-    """The last known token is always computed, as it samples; logits are wanted of every one."""
-    return 0 if entry.request.sampling.return_logits else entry.known_len - 1
-
-
-def _check_answered(flight: Flight, result: PlanResult) -> None:
-    """A stage that leaves a request without an answer would leave it in the pool for ever."""
-    seq = flight.plan.seq
-    assert seq == result.seq, f"plan {result.seq} came back before plan {seq}"
-    if result.ids != flight.sampled or result.failed:
-        answered = {*result.ids, *result.failed}
-        assert answered == set(flight.sampled), f"plan {seq} came back incomplete"
-    assert all(result.tokens), f"plan {seq} came back without tokens"

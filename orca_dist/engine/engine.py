@@ -23,15 +23,9 @@ from orca_dist.config import (
 from orca_dist.core import Output, Request
 from orca_dist.engine.local_pipeline import LocalPlacement
 from orca_dist.engine.master import Deliver, EngineLoad, EngineMaster, Lose, Pause
-from orca_dist.engine.pipeline import (
-    OnLoad,
-    OnProgress,
-    Pipeline,
-    PipelineConfig,
-    Placement,
-    StageStatus,
-)
+from orca_dist.engine.pipeline import Pipeline
 from orca_dist.engine.settle import cpus_per_stage, settle, settle_max_model_len
+from orca_dist.engine.stages import OnLoad, OnProgress, PipelineConfig, Placement, StageStatus
 from orca_dist.engine.supervisor import Supervisor
 from orca_dist.engine.trace import TraceLog
 from orca_dist.errors import OrcaError, StartupError

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 
 from orca_dist.bootstrap import StageBootstrap
 from orca_dist.engine.last_lines import NUM_LAST_LINES, tell_last_lines
-from orca_dist.engine.pipeline import OnDeath
+from orca_dist.engine.stages import OnDeath
 
 STAGE_MODULE = "orca_dist.stage.process"
 LEAVE_TIMEOUT_S = 5.0

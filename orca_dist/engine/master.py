@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orca_dist.core import FinishReason, NeverFits, Output, Request, Scheduler, TooLate
-from orca_dist.engine.pipeline import Lost, News, Pipeline
+from orca_dist.engine.pipeline import Pipeline
 from orca_dist.engine.recovery import LINK_GRACE_S, recover
+from orca_dist.engine.stages import Lost, News
 from orca_dist.engine.supervisor import Supervisor
 from orca_dist.engine.trace import TraceFlush, TraceLog
 from orca_dist.engine.wire import decode_result

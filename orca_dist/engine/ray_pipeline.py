@@ -31,7 +31,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orca_dist.bootstrap import StageBootstrap
 from orca_dist.engine.last_lines import tell_end_of_file
-from orca_dist.engine.pipeline import OnDeath
+from orca_dist.engine.stages import OnDeath
 from orca_dist.errors import StartupError
 
 log = logging.getLogger(__name__)

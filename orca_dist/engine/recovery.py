@@ -12,7 +12,8 @@ import logging
 import time
 from collections.abc import Collection
 
-from orca_dist.engine.pipeline import LinkBroken, Pipeline, StageLost
+from orca_dist.engine.pipeline import Pipeline
+from orca_dist.engine.stages import LinkBroken, StageLost
 from orca_dist.engine.supervisor import Supervisor
 from orca_dist.errors import OrcaError, PipelineLost
 from orca_dist.proto.v1 import control_pb2 as pb

@@ -9,7 +9,7 @@ from pathlib import Path
 from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher, LogConfig, Split, Switch
 from orca_dist.core import split_layers
 from orca_dist.engine.kv_size import activation_bytes
-from orca_dist.engine.pipeline import PipelineConfig
+from orca_dist.engine.stages import PipelineConfig
 from orca_dist.errors import ConfigError
 from orca_dist.spec import ModelSpec
 from orca_dist.spec.split_cost import balanced_sizes, head_layers, slowest

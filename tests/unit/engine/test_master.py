@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from orca_dist.core import ReserveMemory, Scheduler, SchedulerConfig
 from orca_dist.engine.master import EngineMaster
-from orca_dist.engine.pipeline import News, StageStatus
+from orca_dist.engine.stages import News, StageStatus
 from orca_dist.engine.supervisor import Supervisor
 from orca_dist.engine.trace import TraceLog
 from orca_dist.errors import PipelineLost

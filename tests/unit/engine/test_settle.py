@@ -10,7 +10,6 @@ import pytest
 
 from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher, LogConfig, Split
 from orca_dist.engine import settle as module
-from orca_dist.engine.pipeline import PipelineConfig
 from orca_dist.engine.settle import (
     cpus_per_stage,
     settle,
@@ -18,6 +17,7 @@ from orca_dist.engine.settle import (
     settle_dtype,
     settle_max_model_len,
 )
+from orca_dist.engine.stages import PipelineConfig
 from orca_dist.errors import ConfigError
 from orca_dist.spec import ModelSpec, parse_spec
 
