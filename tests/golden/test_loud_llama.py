@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return loud_llama(tmp_path_factory.mktemp("loud"))
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 5])
+@pytest.fixture(scope="module", params=[1, 2, 3, pytest.param(5, marks=pytest.mark.slow)])
 def front(folder: Path, request: pytest.FixtureRequest) -> Iterator[Front]:
     """Two batches in flight at most, so that five requests share them on five stages too."""
     with live(folder, local_config(request.param, inflight=min(2, request.param))) as front:

@@ -32,7 +32,7 @@ def prompts(smollm2_folder: Path) -> list[list[int]]:  # noqa: F811
     return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def front(smollm2_folder: Path, request: pytest.FixtureRequest) -> Iterator[Front]:  # noqa: F811
     with live(smollm2_folder, local_config(request.param)) as front:
         yield front

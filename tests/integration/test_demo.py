@@ -138,6 +138,7 @@ def test_ctrl_c_while_answering_ends_all_of_it() -> None:
     assert not any("Traceback" in line for line in running.lines)
 
 
+@pytest.mark.slow
 def test_sigterm_while_starting_ends_all_of_it() -> None:
     with demo() as running:
         running.read("starting 2 stages")

@@ -46,6 +46,7 @@ def test_killed_while_serving(folder: Path, stage: int, caplog: pytest.LogCaptur
     _nothing_left(front)
 
 
+@pytest.mark.slow
 def test_stopped(folder: Path) -> None:
     """SIGSTOP: noticed by the missing heartbeat; a late SIGCONT brings nothing back."""
     with live(folder, local_config(3, heartbeat_s=2.0, recovery="off")) as front:

@@ -34,6 +34,7 @@ def test_first_batch_of_120_tokens(front: Front) -> None:
     assert len(answer.tokens) == 2
 
 
+@pytest.mark.slow
 def test_random_delays_change_nothing(front: Front) -> None:
     """B10: the same answers, and every stage ran every plan, in order, twenty times over."""
     expected = [front.generate([prompt], MAX_TOKENS)[0].tokens for prompt in PROMPTS]

@@ -56,6 +56,7 @@ def test_more_gpu_stages_than_gpus() -> None:
     assert not ray.is_initialized()
 
 
+@pytest.mark.slow
 def test_a_second_ray_in_one_process_is_refused(tmp_path: Path) -> None:
     """In words, and without harm to the first, whose CPUs are fractions here."""
     folder = loud_llama(tmp_path / "loud")

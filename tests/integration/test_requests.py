@@ -198,6 +198,7 @@ def test_short_one_overtakes_long_one(server: Served) -> None:
         assert before + rest == 190
 
 
+@pytest.mark.slow
 def test_queue_of_full_size_requests(server: Served) -> None:
     """D21: six requests, each taking nearly the whole pool, end one after the other."""
     with server.client() as client, ThreadPoolExecutor(10) as pool:
