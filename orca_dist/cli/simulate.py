@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tyro.conf import OmitArgPrefixes, Positional
 
-from orca_dist.cli.output import print_json
+from orca_dist.cli.output import count_progress, print_json
 from orca_dist.cli.sim_costs import CostFlags, SimulatedCost
 from orca_dist.cli.sim_tables import print_points, print_report
 from orca_dist.cli.sim_workloads import WorkloadFlags
@@ -15,7 +15,6 @@ from orca_dist.config import LogConfig, ScheduleConfig
 from orca_dist.errors import ConfigError
 from orca_dist.logs import Origin, set_up_logging
 from orca_dist.sim import plot
-from orca_dist.sim.progress import request_progress
 from orca_dist.sim.report import Report, make_report
 from orca_dist.sim.simulation import Record, Setup, simulate
 from orca_dist.sim.workload import Workload
@@ -101,5 +100,5 @@ class Simulate:
 
 
 def _simulated(setup: Setup, workload: Workload, title: str) -> Record:
-    with request_progress(title) as on_progress:
+    with count_progress(title) as on_progress:
         return simulate(setup, workload, on_progress)

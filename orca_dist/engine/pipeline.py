@@ -201,6 +201,8 @@ class Pipeline:
 
     def _raise_missing(self, answers: Mapping[int, object], what: str) -> None:
         missing = [status.index for status in self.stages if status.index not in answers]
+        if self._patrol:  # a recovery, which has a limit of its own to name
+            raise StartupError(f"stages {missing} did not {what}; see their output above")
         raise StartupError(
             f"stages {missing} did not {what} within start_timeout_s = "
             f"{self.config.start_timeout_s:g} s; raise it, or see their output above"

@@ -77,9 +77,9 @@ def recover(
             pending = ()
         except OrcaError as error:
             raise PipelineLost(
-                f"recovery did not succeed within {timeout_s:g} s: {error}"
+                f"recovery did not succeed within recovery_timeout_s = {timeout_s:g} s: {error}"
             ) from None
         if time.monotonic() > deadline:
             raise PipelineLost(
-                f"recovery did not succeed within recovery_timeout_s = {timeout_s:g}"
+                f"recovery did not succeed within recovery_timeout_s = {timeout_s:g} s"
             )
