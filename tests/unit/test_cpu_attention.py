@@ -70,7 +70,7 @@ windows = st.none() | st.integers(1, 120)
 spans = st.lists(st.tuples(st.integers(0, 70), st.integers(1, 40)), min_size=1, max_size=6)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(
     spans=spans,
     heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (9, 3), (8, 1)]),
@@ -108,7 +108,7 @@ def test_alone_or_batched_same_bits(
         row += span[1]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     cuts=st.sets(st.integers(1, 99), max_size=8),
     block_size=st.sampled_from([4, 16, 20]),
