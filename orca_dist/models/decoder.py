@@ -169,7 +169,11 @@ def _layer(spec: ModelSpec, weights: Weights, index: int) -> Layer:
 
 def _fused(weights: Weights, prefix: str, *names: str) -> Linear:
     """One matmul for several that share their input."""
-    weight = torch.cat([weights[prefix + name] for name in names])
     has_bias = f"{prefix}{names[0]}_bias" in weights
-    bias = torch.cat([weights[f"{prefix}{name}_bias"] for name in names]) if has_bias else None
-    return Linear(weight, bias)
+    bias = _joined([weights[f"{prefix}{name}_bias"] for name in names]) if has_bias else None
+    return Linear(_joined([weights[prefix + name] for name in names]), bias)
+
+
+def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """One below the other; a single one is not copied."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)

@@ -23,8 +23,8 @@ from orca_dist.weights.sentencepiece import PrefixScheme, TokenType, bpe_tokeniz
 
 PIECES_FILE, VOCAB_FILE, MERGES_FILE = "tokenizer.model", "vocab.json", "merges.txt"
 
-_LLAMA = ("LlamaTokenizer", "LlamaTokenizerFast")
-_RULES = {
+PIECES_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
+VOCABULARY_CLASSES = {
     "GPT2Tokenizer": SplittingRule.GPT2,
     "GPT2TokenizerFast": SplittingRule.GPT2,
     "Qwen2Tokenizer": SplittingRule.QWEN2,
@@ -52,7 +52,7 @@ def build_from_older_files(folder: Path) -> Tokenizer:
 
 def _from_sentencepiece(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
     path = folder / PIECES_FILE
-    _one_of(folder, settings.get("tokenizer_class") or _LLAMA[0], _LLAMA)
+    _one_of(folder, settings.get("tokenizer_class") or PIECES_CLASSES[0], PIECES_CLASSES)
     model = read_piece_model(path)
     tokenizer = _BUILDERS[model.segmentation](model, settings)
     _add(tokenizer, path, _piece_tokens(model))
@@ -102,7 +102,7 @@ def _piece_tokens(model: PieceModel) -> dict[int, AddedToken]:
 
 def _from_vocabulary(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
     name = settings.get("tokenizer_class") or _class_of_family(folder)
-    rule = _RULES[_one_of(folder, name, tuple(_RULES))]
+    rule = VOCABULARY_CLASSES[_one_of(folder, name, tuple(VOCABULARY_CLASSES))]
     if settings.get("add_prefix_space"):
         raise ModelError(
             f"{folder}: add_prefix_space is not supported with {VOCAB_FILE}: give a folder with "
