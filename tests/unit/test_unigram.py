@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Library
 
 from orca_dist.errors import ModelError
 from orca_dist.text import Detokenizer, Tokenizer
+from orca_dist.text.piece_model import PieceModel, Segmentation
+from orca_dist.text.unigram import unigram_tokenizer
+from orca_dist.weights.sentencepiece import SentencePieces, TokenType
 
 # bytes.model: trained by sentencepiece 0.2.3 on this project's pages, with byte fallback and text
 # left as it is. normalised.model: without bytes, with rules for spelling and spaces trimmed.
@@ -83,6 +88,44 @@ def test_an_unknown_character_has_the_unknown_id_and_no_text(tmp_path: Path) -> 
     ids = tokenizer.encode("a\N{WHALE}b")
     assert ids.count(0) == 1
     assert tokenizer.decode(ids) == "ab"
+
+
+@pytest.mark.parametrize("alphabet", ["<0x41>", "0x41>", "<0x41"])
+def test_text_that_names_a_byte_is_text(alphabet: str) -> None:
+    """Whether its characters have pieces, or some are spelled in bytes themselves."""
+    names = {f"<0x{byte:02X}>": (0.0, TokenType.BYTE) for byte in range(256)}
+    letters = dict.fromkeys(("▁", *alphabet), (-9.0, TokenType.NORMAL))
+    tokenizer = made_of({**names, **letters}, byte_fallback=True)
+    spelled = [c if c in alphabet else f"<0x{ord(c):02X}>" for c in "<0x41>"]
+    assert tokenizer.encode("<0x41>").tokens == ["▁", *spelled]
+    assert tokenizer.encode("A").tokens == ["▁", "<0x41>"]
+
+
+def test_a_piece_of_the_users_stays_whole_whatever_is_likelier() -> None:
+    letters = dict.fromkeys("▁MARK]", (-0.5, TokenType.NORMAL))
+    others = {"x": (-9.0, TokenType.NORMAL), "x[": (-1.0, TokenType.NORMAL)}
+    tokenizer = made_of({**letters, **others, "[MARK]": (0.0, TokenType.USER_DEFINED)})
+    assert tokenizer.encode("x[MARK]").tokens == ["▁", "x", "[MARK]"]
+    assert tokenizer.encode("x[M").tokens == ["▁", "x[", "M"]
+
+
+def made_of(pieces: Mapping[str, tuple[float, int]], *, byte_fallback: bool = False) -> Library:
+    """Of pieces with scores and kinds, behind the unknown one."""
+    columns = {"<unk>": (0.0, int(TokenType.UNKNOWN)), **pieces}
+    model = PieceModel(
+        pieces=SentencePieces(
+            path=Path("tokenizer.model"),
+            tokens=list(columns),
+            scores=[score for score, _ in columns.values()],
+            types=[kind for _, kind in columns.values()],
+        ),
+        segmentation=Segmentation.UNIGRAM,
+        byte_fallback=byte_fallback,
+        charsmap=b"",
+        adds_prefix=True,
+        trims=False,
+    )
+    return unigram_tokenizer(model, prefix=True, scheme="always")
 
 
 def field(number: int, payload: bytes) -> bytes:
