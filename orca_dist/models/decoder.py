@@ -162,7 +162,11 @@ class Decoder:
 
     def _fused(self, weights: Weights, prefix: str, *names: str) -> Linear:
         """One matmul for several that share their input."""
-        weight = torch.cat([weights[prefix + name] for name in names])
         has_bias = f"{prefix}{names[0]}_bias" in weights
-        bias = torch.cat([weights[f"{prefix}{name}_bias"] for name in names]) if has_bias else None
-        return self._kernels.linear(weight, bias)
+        bias = _joined([weights[f"{prefix}{name}_bias"] for name in names]) if has_bias else None
+        return self._kernels.linear(_joined([weights[prefix + name] for name in names]), bias)
+
+
+def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """One below the other; a single one is not copied."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
