@@ -45,8 +45,16 @@ class Master(Protocol):
 class RequestStream:
     """The outputs of one request, in order. Iterate it, and `close()` it in a `finally`."""
 
-    def __init__(self, key: int, request_id: str, num_prompt_tokens: int, streams: EngineStreams):
+    def __init__(
+        self,
+        key: int,
+        caller: str,
+        request_id: str,
+        num_prompt_tokens: int,
+        streams: EngineStreams,
+    ) -> None:
         self.key = key
+        self.caller = caller
         self.request_id = request_id
         self.num_prompt_tokens = num_prompt_tokens
         self.num_tokens = 0  # generated and handed out so far
@@ -118,7 +126,7 @@ class EngineStreams:
         self._master = master
         self._keys = itertools.count(1)
         self._live: dict[int, RequestStream] = {}
-        self._names: dict[str, int] = {}
+        self._names: dict[tuple[str, str], int] = {}  # by caller and request_id
         self._waiting: dict[int, int] = {}  # prompt tokens of those without any output
         self._waiting_tokens = 0
         self._lost: PipelineLost | None = None
@@ -129,24 +137,27 @@ class EngineStreams:
         prompt: Sequence[int],
         params: SamplingParams,
         request_id: str = "",
+        caller: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> RequestStream:
         """Submit a request; raises the OrcaError that says why it can't be served.
+
+        A `request_id` is one among the live requests of its `caller`; another's may have it too.
 
         A higher `priority` goes first, up to the ageing of the others. After `timeout_s` the
         request ends with DeadlineExceeded, wherever it is.
         """
         if self._lost:
             raise self._lost
-        if request_id and request_id in self._names:
+        if request_id and (caller, request_id) in self._names:
             raise DuplicateRequest(f"request_id {request_id!r} is in use by a live request")
         request = self._request(prompt, params, priority, timeout_s)
         self._check_queue(len(prompt))
-        name = request_id or self._name(request.id)
-        stream = RequestStream(request.id, name, len(prompt), self)
+        name = request_id or self._name(caller, request.id)
+        stream = RequestStream(request.id, caller, name, len(prompt), self)
         self._live[request.id] = stream
-        self._names[stream.request_id] = request.id
+        self._names[caller, name] = request.id
         self._waiting[request.id] = len(prompt)
         self._waiting_tokens += len(prompt)
         self._master.submit(request)
@@ -163,9 +174,9 @@ class EngineStreams:
             self._master.cancel(stream.key)
             stream.put(RequestCancelled(f"request {stream.request_id} was cancelled"))
 
-    def abort(self, request_id: str) -> None:
-        """Take a live request back by its name; raises UnknownRequest where there is none."""
-        key = self._names.get(request_id)
+    def abort(self, request_id: str, caller: str = "") -> None:
+        """Take a live request of `caller` back; raises UnknownRequest where there is none."""
+        key = self._names.get((caller, request_id))
         if key is None:
             raise UnknownRequest(f"request_id {request_id!r} is not in use by a live request")
         self.close(self._live[key])
@@ -195,7 +206,7 @@ class EngineStreams:
 
     def _forget(self, stream: RequestStream) -> None:
         del self._live[stream.key]
-        del self._names[stream.request_id]
+        del self._names[stream.caller, stream.request_id]
         self._leave_queue(stream.key)
 
     def _leave_queue(self, key: int) -> None:
@@ -214,10 +225,10 @@ class EngineStreams:
                 f"are too many (max_queue_tokens = {self._max_queue_tokens}); try again later"
             )
 
-    def _name(self, key: int) -> str:
+    def _name(self, caller: str, key: int) -> str:
         """For a request without one; a client may have chosen r1, r2, ... for its own."""
         name = f"r{key}"
-        while name in self._names:
+        while (caller, name) in self._names:
             name += "+"
         return name
 
