@@ -13,10 +13,12 @@ import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Protocol
 
 from orca_dist.core import FinishReason, Output, Request
+from orca_dist.engine.pace import QueuePace
 from orca_dist.errors import (
     DeadlineExceeded,
     DuplicateRequest,
@@ -32,6 +34,8 @@ from orca_dist.params import SamplingParams
 
 MAX_LOGITS_BYTES = 512 * 2**20
 MAX_PRIORITY = 100
+MAX_BEHIND = 32  # outputs that wait for their reader one by one
+MAX_JOINED_TOKENS = 1024  # in one output: what the front detokenises at a stretch
 
 
 class Master(Protocol):
@@ -62,6 +66,7 @@ class RequestStream:
         self.reason: FinishReason | None = None
         self._streams = streams
         self._outputs: deque[Output | OrcaError] = deque()
+        self._tail: Output | None = None  # the last of them, if it is several in one
         self._arrived = asyncio.Event()
 
     def __aiter__(self) -> AsyncIterator[Output]:
@@ -99,8 +104,21 @@ class RequestStream:
         self._streams.close(self)
 
     def put(self, item: Output | OrcaError) -> None:
-        self._outputs.append(item)
+        """Outputs for a reader that is far behind are joined, so that few are kept for it."""
+        last = self._outputs[-1] if len(self._outputs) >= MAX_BEHIND else None
+        if isinstance(item, Output) and isinstance(last, Output) and _can_join(last, item):
+            self._join(last, item)
+        else:
+            self._outputs.append(item)
         self._arrived.set()
+
+    def _join(self, last: Output, item: Output) -> None:
+        if last is not self._tail:
+            last = self._tail = self._outputs[-1] = replace(last, tokens=list(last.tokens))
+        assert isinstance(last.tokens, list), "ours, and of no one else"
+        last.tokens += item.tokens
+        last.cached_tokens = max(last.cached_tokens, item.cached_tokens)
+        last.reason = item.reason
 
 
 class EngineStreams:
@@ -129,6 +147,7 @@ class EngineStreams:
         self._names: dict[tuple[str, str], int] = {}  # by caller and request_id
         self._waiting: dict[int, int] = {}  # prompt tokens of those without any output
         self._waiting_tokens = 0
+        self._pace = QueuePace()
         self._lost: PipelineLost | None = None
 
     def open(
@@ -210,19 +229,26 @@ class EngineStreams:
         self._leave_queue(stream.key)
 
     def _leave_queue(self, key: int) -> None:
-        self._waiting_tokens -= self._waiting.pop(key, 0)
+        if key in self._waiting:
+            self._waiting_tokens -= self._waiting.pop(key)
+            self._pace.left(time.monotonic())
+
+    def _retry_after_s(self) -> float:
+        return self._pace.room_in_s(len(self._waiting), time.monotonic())
 
     def _check_queue(self, prompt_len: int) -> None:
         """A prompt that finds the queue empty is taken however long, else it never would be."""
         if len(self._waiting) >= self._max_queue:
             raise QueueFull(
                 f"{len(self._waiting)} requests are waiting already (max_queue = "
-                f"{self._max_queue}); try again later"
+                f"{self._max_queue}); try again later",
+                retry_after_s=self._retry_after_s(),
             )
         if self._waiting and self._waiting_tokens + prompt_len > self._max_queue_tokens:
             raise QueueFull(
                 f"{self._waiting_tokens} prompt tokens are waiting already and {prompt_len} more "
-                f"are too many (max_queue_tokens = {self._max_queue_tokens}); try again later"
+                f"are too many (max_queue_tokens = {self._max_queue_tokens}); try again later",
+                retry_after_s=self._retry_after_s(),
             )
 
     def _name(self, caller: str, key: int) -> str:
@@ -287,3 +313,8 @@ class EngineStreams:
                 f"{num_bytes / 2**20:.0f} MiB, more than {MAX_LOGITS_BYTES / 2**20:.0f} MiB: "
                 "take a shorter prompt",
             )
+
+
+def _can_join(last: Output, item: Output) -> bool:
+    """Logits are kept apart: they are large, and copying them each time would cost more."""
+    return len(last.tokens) < MAX_JOINED_TOKENS and not (last.logits or item.logits)

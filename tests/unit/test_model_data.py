@@ -112,18 +112,20 @@ def test_the_search_finds_them(code: str) -> None:
 def dangers(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and word of whatever could turn data into code."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for name in node.names:
-                if name.name.partition(".")[0] in RUNS_DATA:
-                    yield node.lineno, name.name
-        elif isinstance(node, ast.ImportFrom):
-            module = (node.module or "").partition(".")[0]
-            for name in node.names:
-                if module in RUNS_DATA or name.name in LOADERS.get(node.module or "", ()):
-                    yield node.lineno, f"{node.module}.{name.name}"
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            if node.attr in LOADERS.get(node.value.id, ()):
-                yield node.lineno, f"{node.value.id}.{node.attr}"
-        elif isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Name) and node.func.id in RUNS_CODE:
-                yield node.lineno, node.func.id
+        for word in words(node):
+            yield node.lineno, word  # type: ignore[attr-defined]
+
+
+def words(node: ast.AST) -> list[str]:
+    match node:
+        case ast.Import(names=names):
+            return [name.name for name in names if name.name.partition(".")[0] in RUNS_DATA]
+        case ast.ImportFrom(module=str(module), names=names):
+            unsafe = LOADERS.get(module, set())
+            all_of_it = module.partition(".")[0] in RUNS_DATA
+            return [f"{module}.{n.name}" for n in names if all_of_it or n.name in unsafe]
+        case ast.Attribute(value=ast.Name(id=module), attr=attr):
+            return [f"{module}.{attr}"] if attr in LOADERS.get(module, set()) else []
+        case ast.Call(func=ast.Name(id=name)):
+            return [name] if name in RUNS_CODE else []
+    return []
