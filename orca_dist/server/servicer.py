@@ -120,7 +120,7 @@ class GenerateServicer:
             yield
         except OrcaError as error:
             await abort_with(context, self._refusal or error)
-        except grpc.aio.AbortError:
+        except (grpc.aio.AbortError, grpc.aio.InternalError):  # the latter: the caller is gone
             raise
         except Exception:
             log.exception("a call failed")
