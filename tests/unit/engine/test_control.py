@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import grpc
 import psutil
@@ -16,53 +15,14 @@ from orca_dist.engine.control import ControlPlane
 from orca_dist.errors import StartupError
 from orca_dist.proto.v1 import control_pb2 as pb
 from orca_dist.proto.v1.control_pb2_grpc import ControlServiceStub
-from orca_dist.stage.control import ControlLink, hello
-
-SECRET = "open sesame"
-WAIT_S = 30.0
-
-
-@dataclass(slots=True)
-class Master:
-    """A control plane of three stages and what it told."""
-
-    messages: queue.SimpleQueue[tuple[int, pb.StageMessage]] = field(
-        default_factory=queue.SimpleQueue
-    )
-    broken: queue.SimpleQueue[tuple[int, str]] = field(default_factory=queue.SimpleQueue)
-    plane: ControlPlane = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.plane = ControlPlane(
-            host="127.0.0.1",
-            secret=SECRET,
-            num_stages=3,
-            on_message=lambda stage, message: self.messages.put((stage, message)),
-            on_broken=lambda stage, why: self.broken.put((stage, why)),
-        )
-
-    def connect(self, stage: int) -> ControlLink:
-        """A stage that has been let in."""
-        link = dial(self.plane.address, stage)
-        got, message = self.messages.get(timeout=WAIT_S)
-        assert (got, message.hello.stage) == (stage, stage)
-        return link
+from orca_dist.stage.control import ControlLink
+from tests.fixtures.control import SECRET, WAIT_S, Master, dial
 
 
 @pytest.fixture
 def master() -> Iterator[Master]:
-    master = Master()
-    yield master
-    master.plane.close(grace_s=0.0)
-
-
-def dial(address: str, stage: int, secret: str = SECRET) -> ControlLink:
-    bootstrap = StageBootstrap(
-        stage=stage, control_address=address, secret=secret, host="127.0.0.9"
-    )
-    link = ControlLink(bootstrap)
-    link.send(hello(bootstrap, actor_id="a" * stage, torch_version="1.2"))
-    return link
+    with Master.started() as master:
+        yield master
 
 
 def refusal(address: str, first: pb.StageMessage | None) -> tuple[grpc.StatusCode, str]:
