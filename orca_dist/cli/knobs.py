@@ -12,6 +12,7 @@ import inspect
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -87,7 +88,9 @@ def _field_docs(kind: type) -> dict[str, str]:
     return {name: text for base in bases for name, text in _own_docs(base).items()}
 
 
+@cache
 def _own_docs(kind: type) -> dict[str, str]:
+    """Parsing takes most of what a command takes to start: once a class is enough."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
     return {

@@ -13,7 +13,7 @@ import threading
 
 import torch
 import torch.distributed as dist
-from orca_kernels import attention_backend
+from orca_kernels import kernels_for
 
 from orca_dist.models.decoder import Decoder
 from orca_dist.proto.v1.control_pb2 import (
@@ -112,7 +112,7 @@ class StageWorker:
             spec=self._spec,
             layers=self._layers,
             weights=weights,
-            backend=attention_backend(device, self._dtype, self._setup.num_threads),
+            kernels=kernels_for(device, self._dtype, self._setup.num_threads),
             device=device,
             dtype=self._dtype,
         )

@@ -13,59 +13,17 @@
 #include <cstring>
 #include <vector>
 
+#include "crew.h"
+#include "vec.h"
+
 namespace {
 
-constexpr int kLanes = 16;       // floats worked on at once
+using namespace orca;
+
 constexpr int kTile = 8;         // rows that share a block of keys
 constexpr float kMinusInf = -3.0e38f;
 
-typedef float Vec __attribute__((vector_size(kLanes * sizeof(float))));
-typedef int32_t IntVec __attribute__((vector_size(kLanes * sizeof(int32_t))));
-
 constexpr IntVec kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-
-struct Float32 {
-  typedef float type;
-  static float load(float x) { return x; }
-  static float store(float x) { return x; }
-};
-
-struct BFloat16 {
-  typedef uint16_t type;
-  static float load(uint16_t x) {
-    uint32_t bits = static_cast<uint32_t>(x) << 16;
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-  }
-  static uint16_t store(float x) {  // rounds to nearest, ties to even
-    uint32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-  }
-};
-
-inline Vec splat(float x) { return Vec{} + x; }
-
-// e^x for x <= 0 (NaN stays NaN): 2^n times a polynomial of e^r on |r| <= ln(2) / 2 (Cephes' coefficients).
-inline Vec exp_negative(Vec x) {
-  x = x < -87.0f ? splat(-87.0f) : x;
-  Vec scaled = x * 1.44269504f;
-  IntVec n = __builtin_convertvector(scaled - 0.5f, IntVec);  // towards zero: nearest, for x <= 0
-  Vec whole = __builtin_convertvector(n, Vec);
-  Vec r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-  Vec p = splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  IntVec power = (n + 127) << 23;
-  Vec factor;
-  std::memcpy(&factor, &power, sizeof factor);
-  return p * factor;
-}
 
 struct Shape {
   int64_t num_heads, num_kv_heads, head_dim, block_size, window;
@@ -103,13 +61,6 @@ struct Scratch {
         row_sum(kTile) {}
 };
 
-inline Vec load(const float* from) {
-  Vec v;
-  std::memcpy(&v, from, sizeof v);
-  return v;
-}
-inline void store(float* to, Vec v) { std::memcpy(to, &v, sizeof v); }
-
 inline Vec shuffle(Vec a, Vec b, IntVec from) {  // lane i of the result is lane from[i] of a, b
 #if defined(__GNUC__) && !defined(__clang__)
   return __builtin_shuffle(a, b, from);
@@ -143,21 +94,10 @@ inline __attribute__((always_inline)) void transpose(Vec* rows) {
            IntVec{1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31});
 }
 
-inline Vec load_floats(const float* from) { return load(from); }
-inline Vec load_floats(const uint16_t* from) {
-  typedef uint16_t Shorts __attribute__((vector_size(kLanes * sizeof(uint16_t))));
-  Shorts shorts;
-  std::memcpy(&shorts, from, sizeof shorts);
-  const IntVec bits = __builtin_convertvector(shorts, IntVec) << 16;
-  Vec v;
-  std::memcpy(&v, &bits, sizeof v);
-  return v;
-}
-
 // The first `count` slots of a block: keys transposed to [D, S], values as they are.
 template <class T>
-void fetch_block(const Shape& shape, Scratch& s, const typename T::type* keys,
-                 const typename T::type* values, int count) {
+void fetch_block(const Shape& shape, Scratch& s, const T* keys,
+                 const T* values, int count) {
   const int64_t stride = shape.num_kv_heads * shape.head_dim, D = shape.head_dim;
   float* const keys_DS = s.keys_DS.data();
   float* const values_SD = s.values_SD.data();
@@ -167,18 +107,18 @@ void fetch_block(const Shape& shape, Scratch& s, const typename T::type* keys,
       Vec rows[kLanes];
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i)
-        rows[i] = load_floats(keys + (first + i < count ? first + i : 0) * stride + d);
+        rows[i] = load(keys + (first + i < count ? first + i : 0) * stride + d);
       transpose(rows);
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) store(keys_DS + (d + i) * s.padded + first, rows[i]);
     }
     for (int slot = 0; slot < count; ++slot)
-      store(values_SD + slot * D + d, load_floats(values + slot * stride + d));
+      store(values_SD + slot * D + d, load(values + slot * stride + d));
   }
   for (; d < D; ++d)
     for (int slot = 0; slot < count; ++slot) {
-      keys_DS[d * s.padded + slot] = T::load(keys[slot * stride + d]);
-      values_SD[slot * D + d] = T::load(values[slot * stride + d]);
+      keys_DS[d * s.padded + slot] = widened(keys[slot * stride + d]);
+      values_SD[slot * D + d] = widened(values[slot * stride + d]);
     }
 }
 
@@ -197,36 +137,6 @@ void score_rows(const Shape& shape, Scratch& s, int rows) {
 #pragma GCC unroll 8
     for (int row = 0; row < rows; ++row) store(&s.scores[row * s.padded + lane], sums[row]);
   }
-}
-
-typedef float Half __attribute__((vector_size(8 * sizeof(float))));
-typedef float Quarter __attribute__((vector_size(4 * sizeof(float))));
-
-template <class Wide, class Narrow>
-inline void halves(const Wide& wide, Narrow& low, Narrow& high) {
-  std::memcpy(&low, &wide, sizeof low);
-  std::memcpy(&high, reinterpret_cast<const char*>(&wide) + sizeof low, sizeof high);
-}
-
-// The sum of the lanes, always in the same tree.
-inline float sum_lanes(Vec v) {
-  Half a, b;
-  halves(v, a, b);
-  a += b;
-  Quarter c, d;
-  halves(a, c, d);
-  c += d;
-  return (c[0] + c[2]) + (c[1] + c[3]);
-}
-inline float max_lanes(Vec v) {
-  Half a, b;
-  halves(v, a, b);
-  a = a > b ? a : b;
-  Quarter c, d;
-  halves(a, c, d);
-  c = c > d ? c : d;
-  const float x = c[0] > c[1] ? c[0] : c[1], y = c[2] > c[3] ? c[2] : c[3];
-  return x > y ? x : y;
 }
 
 // out = out * shrink + scores . values, slot after slot; `kChunks` vectors of D at a time.
@@ -286,8 +196,8 @@ void attend_row(const Shape& shape, Scratch& s, int row, int begin, int end) {
 // Rows [begin, end) of a request's (position, query head of `kv_head`) pairs.
 template <class T>
 void attend_tile(const Shape& shape, Scratch& s, const Request& request, const int64_t* blocks,
-                 int64_t kv_head, int64_t begin, int64_t end, const typename T::type* q,
-                 const typename T::type* k, const typename T::type* v, typename T::type* out) {
+                 int64_t kv_head, int64_t begin, int64_t end, const T* q,
+                 const T* k, const T* v, T* out) {
   const int64_t D = shape.head_dim, S = shape.block_size;
   const int64_t group = shape.num_heads / shape.num_kv_heads;
   const int rows = static_cast<int>(end - begin);
@@ -296,7 +206,7 @@ void attend_tile(const Shape& shape, Scratch& s, const Request& request, const i
     const int64_t index = (begin + row) / group, head = kv_head * group + (begin + row) % group;
     position[row] = request.start + index;
     offset[row] = ((request.first_row + index) * shape.num_heads + head) * D;
-    for (int d = 0; d < D; ++d) s.queries[row * D + d] = T::load(q[offset[row] + d]) * shape.scale;
+    for (int d = 0; d < D; ++d) s.queries[row * D + d] = widened(q[offset[row] + d]) * shape.scale;
     std::memset(&s.out[row * D], 0, D * sizeof(float));
     s.row_max[row] = kMinusInf;
     s.row_sum[row] = 0.0f;
@@ -317,15 +227,14 @@ void attend_tile(const Shape& shape, Scratch& s, const Request& request, const i
   }
   for (int row = 0; row < rows; ++row)
     for (int d = 0; d < D; ++d)
-      out[offset[row] + d] = T::store(s.out[row * D + d] / s.row_sum[row]);
+      out[offset[row] + d] = narrowed<T>(s.out[row * D + d] / s.row_sum[row]);
 }
 
 // Tiles are dealt out to threads by their share of the whole cost, rows times keys.
 template <class T>
 void attend_batch(const Shape& shape, const Request* requests, int64_t num_requests,
-                  const int64_t* blocks, const typename T::type* q, const typename T::type* k,
-                  const typename T::type* v, typename T::type* out, int64_t thread,
-                  int64_t num_threads) {
+                  const int64_t* blocks, const void* q, const void* k, const void* v, void* out,
+                  int64_t thread, int64_t num_threads) {
   const int64_t group = shape.num_heads / shape.num_kv_heads;
   double total = 0.0, before = 0.0;
   for (int64_t r = 0; r < num_requests; ++r)
@@ -341,7 +250,9 @@ void attend_batch(const Shape& shape, const Request* requests, int64_t num_reque
         const int64_t owner = static_cast<int64_t>(before / total * num_threads);
         before += (end - begin) * row_cost;
         if (owner == thread)
-          attend_tile<T>(shape, scratch, requests[r], blocks, kv_head, begin, end, q, k, v, out);
+          attend_tile<T>(shape, scratch, requests[r], blocks, kv_head, begin, end,
+                         static_cast<const T*>(q), static_cast<const T*>(k),
+                         static_cast<const T*>(v), static_cast<T*>(out));
       }
   }
 }
@@ -356,16 +267,13 @@ extern "C" void orca_paged_attention(int64_t is_bf16, const void* q, const void*
                                      void* out, const int64_t* requests, int64_t num_requests,
                                      const int64_t* blocks, int64_t num_heads,
                                      int64_t num_kv_heads, int64_t head_dim, int64_t block_size,
-                                     int64_t window, float scale, int64_t thread,
-                                     int64_t num_threads) {
+                                     int64_t window, float scale, int64_t num_threads) {
   const Shape shape{num_heads, num_kv_heads, head_dim, block_size, window, scale};
   const Request* rows = reinterpret_cast<const Request*>(requests);
-  if (is_bf16)
-    attend_batch<BFloat16>(shape, rows, num_requests, blocks, static_cast<const uint16_t*>(q),
-                           static_cast<const uint16_t*>(k), static_cast<const uint16_t*>(v),
-                           static_cast<uint16_t*>(out), thread, num_threads);
-  else
-    attend_batch<Float32>(shape, rows, num_requests, blocks, static_cast<const float*>(q),
-                          static_cast<const float*>(k), static_cast<const float*>(v),
-                          static_cast<float*>(out), thread, num_threads);
+  run_shares(num_threads, [&](int64_t thread) {
+    if (is_bf16)
+      attend_batch<uint16_t>(shape, rows, num_requests, blocks, q, k, v, out, thread, num_threads);
+    else
+      attend_batch<float>(shape, rows, num_requests, blocks, q, k, v, out, thread, num_threads);
+  });
 }
