@@ -151,12 +151,15 @@ def test_keys_over_tls_from_files_and_variables_and_never_shown(tmp_path: Path) 
         (tmp_path / name).write_text(text)
     flags = ("--api-keys-file", str(tmp_path / "keys"), "--log-level", "debug")
     tls = ("--tls-cert", str(config.tls_cert), "--tls-key", str(config.tls_key))
+    tls += ("--tls-client-ca", str(pems.ca))
+    mine = pems.client("alice")
     said = ""
     with served(tmp_path, *flags, *tls, variables={"ORCA_API_KEYS": f"bob:{KEYS['bob']}"}) as (
         process,
         address,
     ):
-        server = ("--address", address, "--tls-ca", str(pems.ca))
+        shown = ("--tls-client-cert", str(mine.cert), "--tls-client-key", str(mine.key))
+        server = ("--address", address, "--tls-ca", str(pems.ca), *shown)
         code, out = orca("info", *server, "--api-key-file", str(tmp_path / "key"), "--json")
         assert (code, json.loads(out)["epoch"]) == (0, 1)
         said += out

@@ -16,7 +16,7 @@ from pathlib import Path
 import grpc
 import pytest
 from google.protobuf.message import Message
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orca_dist.client import AsyncClient
@@ -206,12 +206,7 @@ def requests(draw: st.DrawFn) -> bytes:
     return request.SerializeToString()
 
 
-@settings(
-    max_examples=max(1, NUM_REQUESTS // 20),
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@settings(max_examples=max(1, NUM_REQUESTS // 20))
 @given(
     batch=st.lists(
         st.tuples(st.sampled_from(["Generate", "GenerateStream"]), requests()),
