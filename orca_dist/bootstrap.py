@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orca_dist.config import LogConfig, LogFormat, LogLevel
 
@@ -16,7 +16,7 @@ class StageBootstrap:
 
     stage: int
     control_address: str
-    secret: str
+    secret: str = field(repr=False)
     host: str = ""
     log_level: LogLevel = LogLevel.WARNING
     log_format: LogFormat = LogFormat.TEXT

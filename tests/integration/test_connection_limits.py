@@ -75,6 +75,24 @@ def test_a_reader_that_leaves_while_it_is_written_to_is_no_failure_of_ours(
     assert caplog.text == ""
 
 
+def test_a_reader_that_does_not_read_holds_up_no_end(folder: Path) -> None:
+    async def case() -> None:
+        engine = ScriptedEngine(max_model_len=100_000)
+        async with (
+            server_of(engine, folder, ServerConfig(port=0)) as server,
+            grpc.aio.insecure_channel(server.address, options=SMALL_WINDOW) as channel,
+        ):
+            request = pb.GenerateRequest(request_id=LONG_ID, token_ids=pb.TokenIds(ids=PROMPT))
+            lazy = generate_pb2_grpc.GenerateServiceStub(channel).GenerateStream(request)
+            await lazy.read()
+            async with AsyncClient(server.address) as others:  # meanwhile the window fills up
+                await others.generate(PROMPT, SamplingParams(max_tokens=250))
+            await asyncio.wait_for(server.stop(0.1), 10.0)
+            assert engine.num_live == 0
+
+    run(case())
+
+
 def test_a_connection_has_so_many_streams_and_the_next_call_waits(folder: Path) -> None:
     async def case() -> None:
         engine = ScriptedEngine(max_model_len=100_000)

@@ -217,3 +217,8 @@ def test_strangers_that_say_nothing_keep_no_stage_out(master: Master) -> None:
         stranger.cancel()
         never.put(None)
     channel.close()
+
+
+def test_what_a_stage_is_told_shows_no_secret() -> None:
+    bootstrap = StageBootstrap(stage=0, control_address="127.0.0.1:1", secret=SECRET)
+    assert SECRET not in repr(bootstrap)
