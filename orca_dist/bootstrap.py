@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from orca_dist.config import LogConfig, LogFormat, LogLevel
 
+SECRET_HEADER = "orca-run-secret-bin"  # of the call that opens a control stream
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageBootstrap:

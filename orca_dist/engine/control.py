@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from orca_dist.bootstrap import SECRET_HEADER
 from orca_dist.errors import StartupError
 from orca_dist.proto.v1 import control_pb2 as pb
 
@@ -83,22 +84,28 @@ class ControlPlane:
         return server, f"{host}:{port}"
 
     def _connect(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        if not self._is_ours(context):
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "wrong run secret")
         first = _parsed(next(messages, b""))
         stage, outbox = self._welcome(first, context)
         self._on_message(stage, first)
         threading.Thread(target=self._read, args=(stage, outbox, messages), daemon=True).start()
         yield from iter(outbox.get, None)
 
+    def _is_ours(self, context: grpc.ServicerContext) -> bool:
+        given = dict(context.invocation_metadata()).get(SECRET_HEADER, b"")
+        return hmac.compare_digest(given, self._secret.encode())
+
     def _welcome(self, first: pb.StageMessage, context: grpc.ServicerContext) -> tuple[int, Outbox]:
         """The stage number of a proper hello and what is for it; anything else ends the stream."""
-        hello = first.hello
-        if not hmac.compare_digest(hello.secret.encode(), self._secret.encode()):
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, "wrong run secret")
+        if first.WhichOneof("kind") != "hello":
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stage says hello first")
+        stage = first.hello.stage
         with self._lock:
-            if hello.stage >= len(self._outboxes) or hello.stage in self._connected:
-                context.abort(grpc.StatusCode.ALREADY_EXISTS, f"stage {hello.stage} is taken")
-            self._connected.add(hello.stage)
-            return int(hello.stage), self._outboxes[hello.stage]
+            if stage >= len(self._outboxes) or stage in self._connected:
+                context.abort(grpc.StatusCode.ALREADY_EXISTS, f"stage {stage} is taken")
+            self._connected.add(stage)
+            return int(stage), self._outboxes[stage]
 
     def _read(self, stage: int, outbox: Outbox, messages: Iterator[bytes]) -> None:
         try:
@@ -114,7 +121,7 @@ class ControlPlane:
 
 
 def _parsed(first: bytes) -> pb.StageMessage:
-    """A message without a secret for bytes that are none: gRPC would log a stranger's faults."""
+    """An empty message for bytes that are none."""
     try:
         return pb.StageMessage.FromString(first)
     except DecodeError:

@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orca_dist.bootstrap import SECRET_HEADER
 from orca_dist.client import AsyncClient
 from orca_dist.config import ServerConfig
 from orca_dist.params import SamplingParams
@@ -223,7 +224,7 @@ def test_requests_at_and_beyond_every_limit(target: Target, batch: list[tuple[st
 
 def test_bytes_of_any_kind_to_the_control_port(caplog: pytest.LogCaptureFixture) -> None:
     rng = random.Random(SEED)
-    hello = control_pb2.Hello(secret="0" * len(SECRET), stage=1, pid=7, node="a")
+    hello = control_pb2.Hello(stage=1, pid=7, node="a")
     good: list[Message] = [control_pb2.StageMessage(hello=hello), control_pb2.StageMessage()]
     refused = Counter[grpc.StatusCode]()
     with Master.started() as master, grpc.insecure_channel(master.plane.address) as channel:
@@ -231,8 +232,10 @@ def test_bytes_of_any_kind_to_the_control_port(caplog: pytest.LogCaptureFixture)
         connect = channel.stream_stream(CONNECT)
         for number in range(NUM_REQUESTS):
             data = [some_bytes(good, rng) for _ in range(rng.randint(0, 3))]
+            given = rng.choice((SECRET.encode(), rng.randbytes(11), b""))
+            proof = ((SECRET_HEADER, given),)
             with pytest.raises(grpc.RpcError) as raised:
-                next(connect(iter(data), timeout=TIMEOUT_S))
+                next(connect(iter(data), timeout=TIMEOUT_S, metadata=proof))
             refused[raised.value.code()] += 1
             if number % AT_ONCE == 0:
                 links[number // AT_ONCE % 3].send(
@@ -242,5 +245,9 @@ def test_bytes_of_any_kind_to_the_control_port(caplog: pytest.LogCaptureFixture)
                 assert (stage, message.pong.nonce) == (number // AT_ONCE % 3, number)
         assert master.broken.empty()
         assert master.messages.empty()
-    assert set(refused) == {grpc.StatusCode.PERMISSION_DENIED}
+    assert set(refused) == {
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.INVALID_ARGUMENT,  # the secret alone makes no stage
+        grpc.StatusCode.ALREADY_EXISTS,
+    }
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []

@@ -11,6 +11,7 @@ import grpc
 import psutil
 import pytest
 
+from orca_dist.bootstrap import SECRET_HEADER
 from orca_dist.proto.v1 import control_pb2 as pb
 from orca_dist.proto.v1.control_pb2_grpc import ControlServiceStub
 from tests.fixtures.checkpoints import loud_llama
@@ -89,9 +90,13 @@ def test_a_stranger_can_not_pass_for_a_stage(front: Front, secret: str) -> None:
     own = {c.laddr.port for c in psutil.Process().net_connections() if c.status == "LISTEN"}
     for port in own:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            first = pb.StageMessage(epoch=7, hello=pb.Hello(secret=secret, stage=1))
+            first = pb.StageMessage(epoch=7, hello=pb.Hello(stage=1))
             result = pb.StageMessage(epoch=1, result=pb.Result(seq=10**6))
-            call = ControlServiceStub(channel).Connect(iter([first, result]), timeout=TIMEOUT_S)
+            call = ControlServiceStub(channel).Connect(
+                iter([first, result]),
+                timeout=TIMEOUT_S,
+                metadata=((SECRET_HEADER, secret.encode()),),
+            )
             with pytest.raises(grpc.RpcError) as raised:
                 next(call)
             assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
