@@ -39,6 +39,10 @@ over the defaults below. `ORCA_CONFIG` names a file too. A name that doesn't exi
 error that lists near ones. Times are seconds. A list is `--split 8 7 7 8` on the command
 line (after MODEL), `split: [8, 7, 7, 8]` in the file and `ORCA_SPLIT="8 7 7 8"`.
 
+Keys are in no flag and no YAML file: `ORCA_API_KEYS` (of `serve`) and `ORCA_API_KEY` (of its
+clients) hold them, or the files that `--api-keys-file` and `--api-key-file` name
+([security.md](security.md)).
+
 ## Exit codes
 
 | code | meaning |

@@ -21,9 +21,12 @@ from tyro.conf import Positional
 from orca_dist.errors import ConfigError
 
 VARIABLE_PREFIX = "ORCA_"
+NO_SECRETS = "there is no such setting, for a secret would be there for others to read: "
 REFUSED = {
+    "api_key": f"{NO_SECRETS}set ORCA_API_KEY, or name a file by --api-key-file",
+    "api_keys": f"{NO_SECRETS}set ORCA_API_KEYS, or name a file by --api-keys-file",
     "trust_remote_code": "there is no such setting: code that comes with a model is never run; "
-    "models of the families in docs/models.md need none, whatever their config.json says"
+    "models of the families in docs/models.md need none, whatever their config.json says",
 }
 
 

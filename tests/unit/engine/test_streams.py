@@ -7,7 +7,12 @@ import asyncio
 import pytest
 
 from orca_dist.core import FinishReason, Output
-from orca_dist.engine.streams import EngineStreams, RequestStream
+from orca_dist.engine.streams import (
+    MAX_BEHIND,
+    MAX_JOINED_TOKENS,
+    EngineStreams,
+    RequestStream,
+)
 from orca_dist.errors import (
     OrcaError,
     PipelineLost,
@@ -71,6 +76,42 @@ async def test_after_its_end_a_stream_stays_ended(streams: EngineStreams) -> Non
     assert await read(stream) == [1]
     for _ in range(3):
         assert await read(stream) == []
+
+
+@on_loop
+async def test_for_a_reader_that_does_not_read_little_is_kept(streams: EngineStreams) -> None:
+    stream = open_one(streams)
+    tokens = [number % 300 for number in range(5000)]
+    for token in tokens[:-1]:
+        tell(streams, stream, token)
+    tell(streams, stream, tokens[-1], end="length")
+    outputs = [output async for output in stream]
+    assert [token for output in outputs for token in output.tokens] == tokens
+    assert outputs[-1].reason is FinishReason.LENGTH
+    assert [len(output.tokens) for output in outputs[: MAX_BEHIND - 1]] == [1] * (MAX_BEHIND - 1)
+    assert len(outputs) < MAX_BEHIND + 6
+    assert max(len(output.tokens) for output in outputs) <= MAX_JOINED_TOKENS
+
+
+@on_loop
+async def test_what_was_joined_is_no_one_elses(streams: EngineStreams) -> None:
+    """The master may keep what it handed over: it is not changed here."""
+    stream = open_one(streams)
+    handed = [Output(id=stream.key, tokens=(number,)) for number in range(100)]
+    streams.deliver(handed)
+    assert [output.tokens for output in handed] == [(number,) for number in range(100)]
+    stream.close()
+    with pytest.raises(RequestCancelled):
+        await read(stream)
+
+
+@on_loop
+async def test_logits_are_not_joined(streams: EngineStreams) -> None:
+    stream = open_one(streams)
+    for number in range(100):
+        streams.deliver([Output(id=stream.key, tokens=(number,), logits=b"abcd")])
+    tell(streams, stream, 1, end="length")
+    assert len([output async for output in stream]) == 101
 
 
 @on_loop
