@@ -109,14 +109,16 @@ class ControlPlane:
     def _read(self, stage: int, outbox: Outbox, messages: Iterator[pb.StageMessage]) -> None:
         try:
             for message in messages:
-                if self._outboxes[stage] is outbox:
-                    self._on_message(stage, message)
+                with self._lock:  # else it could be told after expect_anew()
+                    if self._outboxes[stage] is outbox:
+                        self._on_message(stage, message)
         except grpc.RpcError:
             pass
         finally:
             outbox.put(None)
-        if not self._closing and self._outboxes[stage] is outbox:
-            self._on_broken(stage, "its control stream broke")
+        with self._lock:
+            if not self._closing and self._outboxes[stage] is outbox:
+                self._on_broken(stage, "its control stream broke")
 
 
 class _DaemonThreads(Executor):

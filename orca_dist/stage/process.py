@@ -116,7 +116,7 @@ def serve_stage(bootstrap: StageBootstrap, worker: StageWorker, *, actor_id: str
     for message in link.messages():
         kind = message.WhichOneof("kind")
         if kind == "ping":
-            link.send(StageMessage(pong=_pong(worker, message.ping)))
+            link.send(StageMessage(pong=_pong(compute.worker, message.ping)))
         elif kind == "close":
             closed = True
             break
@@ -160,6 +160,7 @@ def _pong(worker: StageWorker, ping: Ping) -> Pong:
         phase=progress.phase,
         since_s=worker.trace.now() - progress.since_s,
         trace=worker.trace.drain(),
+        num_requests=worker.num_requests,
     )
 
 

@@ -130,6 +130,18 @@ def test_pings_are_answered_while_the_stage_computes(run: Run) -> None:
     assert idle.last_seq == second.seq
 
 
+def test_what_an_epoch_was_computing_at_its_end_is_no_hang_of_the_next(run: Run) -> None:
+    run.load_and_open()
+    first, _ = mixed_plans()
+    run.worker.go.clear()
+    run.plane.broadcast(encode_plan(first))
+    assert run.worker.computing.wait(WAIT_S)
+    assert run.ping(1).phase == "computing"
+    run.say(pb.MasterMessage(open=pb.Open(epoch=2, num_blocks=64, link_timeout_s=5.0)))
+    assert run.answer("ready").epoch == 2
+    assert run.ping(2).phase == "idle"
+
+
 def _idle(run: Run) -> pb.Pong:
     """The first pong after the compute thread has let go of its last plan."""
     deadline = time.monotonic() + WAIT_S
