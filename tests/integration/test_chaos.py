@@ -1,4 +1,4 @@
-"""bench chaos and bench soak on real stages, over a tiny model: the commands, as people run them."""
+"""bench chaos and bench soak on real stages, over a tiny model: the commands as people run them."""
 
 from __future__ import annotations
 
