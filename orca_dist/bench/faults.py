@@ -1,6 +1,6 @@
 """Which fault meets which stage when, and how it is brought about.
 
-A round's fault is a signal to the stage's process: two that every process obeys, and three that
+A round's fault is a signal to the stage's process: two that every process obeys, and some that
 `orca_dist.stage.faulty` does. Same seed, same rounds.
 """
 
@@ -25,6 +25,7 @@ class Fault(StrEnum):
     EXCEPTION = "exception"  # a layer raises
     NETCUT = "netcut"  # its data links break
     HANGUP = "hangup"  # its control stream breaks
+    HANG = "hang"  # a layer never ends
 
 
 SIGNALS = {
@@ -33,8 +34,10 @@ SIGNALS = {
     Fault.EXCEPTION: signal.SIGUSR1,
     Fault.NETCUT: signal.SIGUSR2,
     Fault.HANGUP: signal.SIGHUP,
+    Fault.HANG: signal.SIGRTMIN,
 }
 MAX_SECOND_S = 3.0  # a recovery is often over by then
+USUAL = tuple(fault for fault in Fault if fault is not Fault.HANG)  # noticed within seconds
 ANY_PROCESS = frozenset({Fault.KILL, Fault.STOP})
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tyro.conf import OmitArgPrefixes, Positional
 
-from orca_dist.bench.faults import ANY_PROCESS, Fault, Round, make_rounds, parse_faults
+from orca_dist.bench.faults import ANY_PROCESS, USUAL, Fault, Round, make_rounds, parse_faults
 from orca_dist.cli.local_engine import LocalEngine
 from orca_dist.cli.output import count_progress, print_json, results_only
 from orca_dist.cli.settings import DEFAULT_MODEL
@@ -22,8 +22,7 @@ from orca_dist.sim.workload import Arrivals, Workload, make_workload
 if TYPE_CHECKING:
     from orca_dist.bench.chaos import ChaosResult, RoundTimes
 
-NOTICE_S = 60.0  # beyond the heartbeat: some faults show in the next iteration only
-MARGIN_S = 60.0  # beyond the recovery's own limit
+MARGIN_S = 60.0  # beyond the engine's own limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +37,10 @@ class BenchChaos:
     """Model folder; or the name of the default model, which is fetched once."""
     rounds: int = 20
     """Faults, one after the other; every stage meets each before any meets it again."""
-    faults: str = ",".join(Fault)
+    faults: str = ",".join(USUAL)
     """What happens to a stage: kill (SIGKILL), stop (SIGSTOP), exception (a layer raises), netcut
-    (its data links break), hangup (its control stream breaks)."""
+    (its data links break), hangup (its control stream breaks), hang (a layer never ends, which is
+    noticed after --step-limit-s)."""
     gap_s: float = 2.0
     """Longest time from an answering pipeline to the next fault; it is drawn at random."""
     second_share: float = 0.0
@@ -76,7 +76,7 @@ class BenchChaos:
                 rounds,
                 Load(clients=self.clients, rate=self.rate, seed=self.seed),
                 Limits(
-                    notice_s=self.engine.heartbeat_s + NOTICE_S,
+                    notice_s=self.engine.heartbeat_s + self.engine.step_limit_s + MARGIN_S,
                     recovery_s=self.engine.recovery_timeout_s + MARGIN_S,
                 ),
                 log,

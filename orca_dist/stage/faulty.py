@@ -1,9 +1,9 @@
 """A stage that comes to harm when a signal says so: what `orca-dist bench chaos` runs.
 
-Until then it is as any other. SIGUSR1: the next layer that it computes raises. SIGUSR2: the
-connections of its data links are cut; SIGHUP: those of its control stream are. The process
-lives on each time; how it goes on is the business of the code that every stage has. As a
-script it is a stage process of the local launcher.
+Until then it is as any other. SIGUSR1: the next layer that it computes raises; SIGRTMIN: it never
+ends. SIGUSR2: the connections of its data links are cut; SIGHUP: those of its control stream are.
+The process lives on each time; how it goes on is the business of the code that every stage has.
+As a script it is a stage process of the local launcher.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from orca_dist.stage.process import main
 from orca_dist.stage.worker import StageWorker
 from orca_dist.transport.channel import Channel
 
-RAISE, CUT_LINKS, HANG_UP = signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP
+RAISE, HANG = signal.SIGUSR1, signal.SIGRTMIN
+CUT_LINKS, HANG_UP = signal.SIGUSR2, signal.SIGHUP
 OPEN_FILES = Path("/proc/self/fd")
 
 Inode = str  # a socket's name in the kernel, which no other ever has
@@ -37,12 +38,13 @@ class Orders:
     """What the signals asked for, and what they need to know; one for workers of all epochs."""
 
     to_raise: threading.Event = field(default_factory=threading.Event)
+    to_hang: threading.Event = field(default_factory=threading.Event)
     links: frozenset[Inode] = frozenset()  # of the newest epoch
     store_port: int = 0
 
 
 class FaultyWorker(StageWorker):
-    """Notes which connections are its data links, and raises once it is told to."""
+    """Notes which connections are its data links; raises or hangs once it is told to."""
 
     def __init__(self, *, host: str) -> None:
         super().__init__(host=host)
@@ -60,14 +62,17 @@ class FaultyWorker(StageWorker):
         if self.orders.to_raise.is_set():
             self.orders.to_raise.clear()
             raise InjectedFault(f"stage {self._setup.stage} was told to raise")
+        if self.orders.to_hang.is_set():
+            threading.Event().wait()
         return entered_s
 
 
 def obedient_worker(*, host: str) -> FaultyWorker:
-    """A worker whose process obeys the three signals from now on. Main thread only."""
+    """A worker whose process obeys the four signals from now on. Main thread only."""
     worker = FaultyWorker(host=host)
     orders = worker.orders
     signal.signal(RAISE, lambda signum, frame: orders.to_raise.set())
+    signal.signal(HANG, lambda signum, frame: orders.to_hang.set())
     signal.signal(CUT_LINKS, lambda signum, frame: _cut(orders, are_links=True))
     signal.signal(HANG_UP, lambda signum, frame: _cut(orders, are_links=False))
     return worker
