@@ -13,7 +13,7 @@ from enum import StrEnum
 from orca_dist.params import MAX_STOPS, SamplingParams
 
 MAX_PRIORITY = 100  # of a request, as the server has it
-PATIENCE_S = 0.3  # of clients that leave at a certain time, at most
+PATIENCES = (-3.0, -0.5)  # of clients that leave at a certain time: powers of ten of seconds
 TEMPERATURES = (0.0, 1.0)
 
 
@@ -85,7 +85,7 @@ def _leaving(rng: random.Random, visit: Visit) -> Visit:
         visit,
         manner=rng.choice(LEAVING),
         num_tokens=rng.randint(1, visit.params.max_tokens or 1),
-        after_s=rng.uniform(0, PATIENCE_S),
+        after_s=10 ** rng.uniform(*PATIENCES),
     )
 
 

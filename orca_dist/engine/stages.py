@@ -128,7 +128,8 @@ class StageLost(StartupError):
 
     def __init__(self, status: StageStatus, why: str) -> None:
         super().__init__(f"{status} did not start: {why}")
-        self.stage = status.index
+        self.status = status
+        self.why = why
 
 
 class LinkBroken(StartupError):
