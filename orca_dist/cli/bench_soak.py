@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,14 @@ class BenchSoak:
             print_json(_document(result))
         else:
             print("\n".join(_lines(result)))
-        return 0 if result.is_clean and result.rss_growth_mb <= self.growth_limit_mb else 1
+        grown = result.rss_growth_mb > self.growth_limit_mb
+        if grown:
+            print(
+                f"error: a process grew by {result.rss_growth_mb:.0f} MB, more than "
+                f"growth_limit_mb = {self.growth_limit_mb:g}",
+                file=sys.stderr,
+            )
+        return 0 if result.is_clean and not grown else 1
 
     def _config(self) -> SoakConfig:
         from orca_dist.bench.soak import SoakConfig
