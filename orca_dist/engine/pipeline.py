@@ -145,7 +145,16 @@ class Pipeline:
         self.stages[stage].state = "starting"
         self._control.expect_anew(stage)  # first: its old stream's end is not the new one's loss
         self._lives[stage] += 1
+        self._drop_messages(stage)
         self._placement.replace(self._bootstrap(stage), self._teller(self._lives[stage]))
+
+    def _drop_messages(self, stage: int) -> None:
+        """What it said before it was lost is not its replacement's word."""
+        with self._lock:
+            waiting = [self._news.get() for _ in range(self._news.qsize())]
+            for news in waiting:
+                if isinstance(news, Lost) or news[0] != stage:
+                    self._news.put(news)
 
     def _load(self, on_progress: OnProgress) -> None:
         """Every stage says hello, and reads its weights unless it has them."""
