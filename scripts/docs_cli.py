@@ -73,7 +73,8 @@ JSON_DOCUMENTS = """
 - `bench chaos`: `rounds`, `requests` (during them), `lost`, `duplicated` and `differing` (of them),
   `recoveries` (more than rounds where one fault took several), `leaked_slots`, `detection_s`,
   `recovery_s` and `first_token_s` (each {`median`, `max`}, from the fault until the pipeline is
-  NOT_SERVING, SERVING again, and has brought a token), `faults` {word: {`rounds`, the same times}}
+  NOT_SERVING, SERVING again, and has brought a token), `faults` {word: {`rounds`, the same times}},
+  `each` [{`fault`, `stage`, the three times}]
 - `bench soak`: `requests`, `answered`, `cancelled`, `refused`, `failed` (ended as it should not),
   `preempted`, `leaked_blocks`, `leaked_entries` (of all tables that have one for a request),
   `leaked_threads`, `leaked_files` (sockets among them) and `rss_growth_mb` (each of the process

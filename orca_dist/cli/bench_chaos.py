@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from tyro.conf import OmitArgPrefixes, Positional
@@ -158,6 +158,7 @@ def _document(result: ChaosResult) -> dict[str, object]:
         "leaked_slots": result.leaked_slots,
         **_figures(result.rounds),
         "faults": {fault: _by_fault(result, fault) for fault in sorted(faults)},
+        "each": [asdict(each) for each in result.rounds],
     }
 
 
