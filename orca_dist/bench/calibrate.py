@@ -1,12 +1,13 @@
 """From what stages did to what an iteration costs: the table that the simulator reads.
 
-A stage's time is fitted, by least squares with no negative term, as
+A stage's time is fitted, with no negative term, as
 
     constant + f(T) + s S + a A
 
 for T tokens, of which S are sampled and which attend to A slots in all; f is piecewise
-linear and never falls. Least squares keep the sum of all times, which is what throughput
-depends on. The format of the table is sim.table's.
+linear and never falls. Every batch counts by its relative error, and less where it is far
+off: a machine that has other work has slow seconds, and they are not the stage's. The
+format of the table is sim.table's.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from orca_dist.metrics.trace import PlanTrace, StageSpan
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 TOLERANCE = 1e-9
+ROUNDS, REACH = 10, 1.345 * 1.4826  # of typical_fit; REACH in median absolute errors
+KNOT_BATCHES = 8  # fewer of them don't make a knot of their own
 MASTER_LIMIT_S = 0.02  # a plan sent later than this after a return was not waiting for it
 
 
@@ -81,7 +84,7 @@ def fit_stage(
     columns += [np.clip(tokens, low, high) - low for low, high in pairwise(knots)]
     columns.append(np.array([shape.attended for shape in shapes], float))
     columns.append(np.array([shape.num_sampled * samples for shape in shapes], float))
-    weights = least_squares(np.stack(columns, axis=1), np.array(times_s, float))
+    weights = typical_fit(np.stack(columns, axis=1), np.array(times_s, float))
     *steps, attended, sampled = weights.tolist()
     heights = np.cumsum([steps[0], *np.multiply(steps[1:], np.diff(knots))]).tolist()
     curves = {
@@ -98,6 +101,23 @@ def fit_line(points: Sequence[tuple[float, float]]) -> list[list[float]]:
     xs, ys = np.array(points, float).T
     constant, slope = least_squares(np.stack([np.ones_like(xs), xs], axis=1), ys).tolist()
     return [[0, constant], [1, constant + slope]]
+
+
+def typical_fit(columns: Floats, values: Floats) -> Floats:
+    """The weights >= 0 whose sum of columns is what most of `values` are, relatively.
+
+    Huber's estimator by reweighted least squares (Holland and Welsch, Robust regression
+    using iteratively reweighted least-squares, 1977): within 1.345 standard deviations an
+    error counts by its square, beyond by its size.
+    """
+    weights = least_squares(columns, values)
+    for _ in range(ROUNDS):
+        fitted = np.maximum(columns @ weights, 1e-300)
+        errors = np.abs(values / fitted - 1)
+        reach = max(REACH * float(np.median(errors)), TOLERANCE)
+        trust = np.sqrt(reach / np.maximum(errors, reach)) / fitted
+        weights = least_squares(columns * trust[:, None], values * trust)
+    return weights
 
 
 def least_squares(columns: Floats, values: Floats) -> Floats:
@@ -134,9 +154,15 @@ def _least_squares_of(columns: Floats, values: Floats, weights: Floats, free: Ma
 
 
 def _knots(tokens: Floats) -> list[float]:
-    """The smallest batch, and of each octave above it the largest: all of them were seen."""
-    largest = {int(np.log2(x)): float(x) for x in np.sort(tokens)}
-    return sorted({float(tokens.min()), *largest.values()})
+    """The smallest batch, then the largest of every octave, or of more where they hold few."""
+    ordered = np.sort(tokens)
+    knots, since = [ordered[0], ordered[-1]], 0
+    for at, (x, following) in enumerate(pairwise(ordered), start=1):
+        ends = np.floor(np.log2(x)) < np.floor(np.log2(following))
+        if ends and at - since >= KNOT_BATCHES:
+            knots.append(x)
+            since = at
+    return sorted({float(x) for x in knots})
 
 
 def _compute_s(span: StageSpan) -> float:

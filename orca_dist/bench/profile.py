@@ -1,6 +1,8 @@
 """Measure a live pipeline: what its stages take for batches of every size up to a full load.
 
-Requests of random tokens, more of them at once from phase to phase; the trace says what each
+Requests of random tokens, more of them at once from phase to phase, with longer prompts from
+pass to pass: so a batch's tokens and the slots that they attend to don't grow together, and
+a slow minute of the machine doesn't meet all batches of one size. The trace says what each
 iteration held and how long each stage computed.
 """
 
@@ -16,8 +18,9 @@ from orca_dist.bench.offline import WARM_UP_ID, Run
 from orca_dist.config import EngineConfig, LogConfig
 from orca_dist.engine.engine import Engine
 
+PASSES = ((16, 64), (64, 192), (192, 512))  # prompt lengths
 PHASES = (1, 2, 4, 8, 16, 48)  # requests at once
-PROMPTS, OUTPUTS = (16, 256), (8, 48)
+OUTPUTS = (8, 48)
 
 
 def run_profile(
@@ -33,9 +36,10 @@ def run_profile(
     try:
         limit = min(engine.max_model_len, engine.kv_tokens // max(PHASES))
         rng, ids = random.Random(seed), ordinary_ids(engine.spec.vocab_size)
-        for done, num in enumerate(PHASES):
-            on_progress(done, len(PHASES))
-            jobs = [_job(rng, ids, limit) for _ in range(num)]
+        phases = [(prompts, num) for prompts in PASSES for num in PHASES]
+        for done, (prompts, num) in enumerate(phases):
+            on_progress(done, len(phases))
+            jobs = [_job(rng, ids, prompts, limit) for _ in range(num)]
             Run(engine, jobs, first_id=1 + 1000 * done).to_the_end()
         engine.flush_trace()
         info = engine.info()
@@ -50,7 +54,7 @@ def run_profile(
         engine.close()
 
 
-def _job(rng: random.Random, ids: range, limit: int) -> Job:
+def _job(rng: random.Random, ids: range, prompts: tuple[int, int], limit: int) -> Job:
     out = min(rng.randint(*OUTPUTS), max(1, limit // 4))
-    prompt_len = min(rng.randint(*PROMPTS), limit - out)
+    prompt_len = min(rng.randint(*prompts), limit - out)
     return Job(prompt=tuple(rng.choices(ids, k=prompt_len)), out=out)

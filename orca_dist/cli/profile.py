@@ -21,7 +21,7 @@ from orca_dist.logs import Origin, set_up_logging
 class Profile:
     """Measure what iterations cost the stages of a pipeline, and write the simulator's table.
 
-    Takes a minute or so on an idle machine; what else runs there is measured too.
+    Takes some minutes on an idle machine; what else runs there is measured too.
     """
 
     model: Positional[str] = DEFAULT_MODEL

@@ -66,6 +66,17 @@ def test_the_sum_of_noisy_times_is_kept() -> None:
     assert fitted == pytest.approx(sum(times), rel=0.02)
 
 
+def test_slow_seconds_of_the_machine_are_not_the_stages() -> None:
+    """One batch in six takes three times as long; least squares would say a third more."""
+    rng = random.Random(7)
+    seen = shapes(600)
+    true_s = [0.01 + 0.0002 * s.num_tokens + 1e-6 * s.attended for s in seen]
+    times = [t * (3.0 if rng.random() < 1 / 6 else rng.uniform(0.97, 1.03)) for t in true_s]
+    curves = fit_stage(seen, times, samples=False)
+    for x, y in curves["tokens"]:
+        assert y == pytest.approx(0.01 + 0.0002 * x, rel=0.06)
+
+
 def test_a_line_never_falls() -> None:
     assert fit_line([(1.0, 3.0), (3.0, 7.0)]) == [[0, pytest.approx(1.0)], [1, pytest.approx(3.0)]]
     assert fit_line([]) == [[0, 0.0]]
