@@ -24,7 +24,7 @@ from orca_dist.config import EngineConfig
 from orca_dist.engine.engine import Engine
 from orca_dist.engine.local_pipeline import LocalPlacement
 
-NUM_JOBS, PROMPT_LEN, OUT = 32, 16, 120
+NUM_JOBS, PROMPT_LEN, OUT, TURNS = 32, 16, 120, 4
 SLOW_S, FAST_S = 4.0, 0.1  # heartbeat_s, of which a quarter is the interval
 
 
@@ -51,7 +51,7 @@ def measure(model: Path, config: EngineConfig) -> Cost:
         engine.flush_trace()
         plans = len(engine.trace())
         cpu_s, wall_s = cpu_time_s(engine), time.perf_counter()
-        for turn in range(1, 11):
+        for turn in range(1, TURNS + 1):
             Run(engine, jobs, first_id=1 + turn * NUM_JOBS).to_the_end()
         cpu_s, wall_s = cpu_time_s(engine) - cpu_s, time.perf_counter() - wall_s
         engine.flush_trace()
