@@ -8,6 +8,7 @@ up (health is NOT_SERVING from then on), when the next began, when that brought 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -138,6 +139,7 @@ def run_chaos(
         for done, each in enumerate(rounds):
             on_progress(done, len(rounds))
             times.append(_round(front, each, limits))
+        on_progress(len(rounds), len(rounds))
         arrivals.stop()
         front.wait(lambda: not front.ledger.live, limits.recovery_s)
     except PipelineLost as error:
@@ -174,7 +176,7 @@ class _Front:
         """Once more, unless the recovery is over by then."""
         self.wait(lambda: not self.is_paused, second.after_s)
         if self.is_paused:
-            os.kill(self.engine.info().stages[second.stage].pid, signal.SIGKILL)
+            _signal(self.engine.info().stages[second.stage].pid, signal.SIGKILL)
 
     def wait(self, condition: Callable[[], bool], limit_s: float) -> bool:
         """Whether `condition` came true in time; raises PipelineLost."""
@@ -205,7 +207,7 @@ class _Front:
         to say comes too late, and must not count."""
         self._tell(paused)
         if paused and self._to_wake:
-            os.kill(self._to_wake, signal.SIGCONT)
+            _signal(self._to_wake, signal.SIGCONT)
             self._to_wake = 0
 
     def _take(self, timeout_s: float) -> None:
@@ -264,6 +266,11 @@ class _Arrivals:
         self._front.submit(self._jobs[index], sampling_of(index), self._expected[index])
         self._due_s = time.monotonic() + self._rng.expovariate(self._rate)
         return 0.0
+
+
+def _signal(pid: int, signum: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has been replaced
+        os.kill(pid, signum)
 
 
 def sampling_of(index: int) -> Sampling:
