@@ -74,6 +74,16 @@ JSON_DOCUMENTS = """
   `prompt_tokens`, `output_tokens`, `cached_tokens`, `preempted`, `iterations`
 - `bench predict`: `measured`, `simulated` and `ratio` (simulated over measured), each
   {`throughput_req_s`, `normalized_latency_s`, `ttft_s`} (medians)
+- `bench chaos`: `rounds`, `requests` (during them), `lost`, `duplicated` and `differing` (of them),
+  `recoveries` (more than rounds where one fault took several), `leaked_slots`, `detection_s`,
+  `recovery_s` and `first_token_s` (each {`median`, `max`}, from the fault until the pipeline is
+  NOT_SERVING, SERVING again, and has brought a token), `faults` {word: {`rounds`, the same times}},
+  `each` [{`fault`, `stage`, the three times}]
+- `bench soak`: `requests`, `answered`, `cancelled`, `refused`, `failed` (ended as it should not),
+  `preempted`, `leaked_blocks`, `leaked_entries` (of all tables that have one for a request),
+  `leaked_threads`, `leaked_files` (sockets among them) and `rss_growth_mb` (each of the process
+  where it is worst), `warm` and `end` {`rss_mb`, `threads`, `files`} (of the server's process, then
+  of the stages)
 - `bench serve`: `requests` (sent), `completed`, `unfinished` (out when interrupted), `errors`
   {status: count}, `duration_s`, `throughput_req_s`, `output_tok_s`, `total_tok_s`,
   `prompt_tokens`, `output_tokens`, `cached_tokens`, `normalized_latency_s`, `ttft_s`, `tpot_s`,

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import OmitArgPrefixes, Positional, subcommand
 
 from orca_dist.bench.jobs import Job, make_jobs, ordinary_ids
+from orca_dist.cli.bench_chaos import BenchChaos
 from orca_dist.cli.bench_predict import BenchPredict
 from orca_dist.cli.bench_serve import BenchServe
+from orca_dist.cli.bench_soak import BenchSoak
 from orca_dist.cli.output import count_progress, print_json, results_only
 from orca_dist.cli.settings import DEFAULT_MODEL
 from orca_dist.config import EngineConfig, LogConfig
@@ -143,18 +145,28 @@ def _lines(result: OfflineResult) -> list[str]:
 
 
 BENCHES: dict[
-    str, type[BenchScheduler] | type[BenchOffline] | type[BenchServe] | type[BenchPredict]
+    str,
+    type[BenchScheduler]
+    | type[BenchOffline]
+    | type[BenchServe]
+    | type[BenchPredict]
+    | type[BenchChaos]
+    | type[BenchSoak],
 ] = {
     "scheduler": BenchScheduler,
     "offline": BenchOffline,
     "serve": BenchServe,
     "predict": BenchPredict,
+    "chaos": BenchChaos,
+    "soak": BenchSoak,
 }
 Part = (
     Annotated[BenchScheduler, subcommand("scheduler")]
     | Annotated[BenchOffline, subcommand("offline")]
     | Annotated[BenchServe, subcommand("serve")]
     | Annotated[BenchPredict, subcommand("predict")]
+    | Annotated[BenchChaos, subcommand("chaos")]
+    | Annotated[BenchSoak, subcommand("soak")]
 )
 
 

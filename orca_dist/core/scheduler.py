@@ -49,6 +49,12 @@ class Scheduler:
     def plans_in_flight(self) -> int:
         return len(self._in_flight)
 
+    @property
+    def num_entries(self) -> int:
+        """In all tables that have one for a request or a plan: 0 once all have left."""
+        tables = (self._in_flight, self._drops, self._suspects)
+        return self.pool.num_entries + sum(len(table) for table in tables)
+
     # ---- verbs ---------------------------------------------------------
 
     def submit(self, request: Request, now: float) -> None:

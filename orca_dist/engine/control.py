@@ -110,14 +110,16 @@ class ControlPlane:
     def _read(self, stage: int, outbox: Outbox, messages: Iterator[bytes]) -> None:
         try:
             for data in messages:
-                if self._outboxes[stage] is outbox:
-                    self._on_message(stage, pb.StageMessage.FromString(data))
+                with self._lock:  # else it could be told after expect_anew()
+                    if self._outboxes[stage] is outbox:
+                        self._on_message(stage, pb.StageMessage.FromString(data))
         except (grpc.RpcError, DecodeError):
             pass
         finally:
             outbox.put(None)
-        if not self._closing and self._outboxes[stage] is outbox:
-            self._on_broken(stage, "its control stream broke")
+        with self._lock:
+            if not self._closing and self._outboxes[stage] is outbox:
+                self._on_broken(stage, "its control stream broke")
 
 
 def _parsed(first: bytes) -> pb.StageMessage:

@@ -182,6 +182,11 @@ class EngineStreams:
         self._master.submit(request)
         return stream
 
+    @property
+    def num_entries(self) -> int:
+        """In all tables that have one for a request, or a token of one: 0 once all have left."""
+        return len(self._live) + len(self._names) + len(self._waiting) + self._waiting_tokens
+
     def finish(self, stream: RequestStream, num_tokens: int) -> None:
         if stream.key in self._live:
             self._forget(stream)

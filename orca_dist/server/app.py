@@ -90,6 +90,15 @@ class Server:
         assert self._listener is not None, "start() first"
         return self._listener.address
 
+    @property
+    def num_entries(self) -> int:
+        """In all tables that have one for a call, once started: 0 when nobody calls."""
+        return self._servicer.num_entries + self._streams.num_entries
+
+    async def wait_idle(self) -> None:
+        """Returns when no call is open."""
+        await self._servicer.wait_idle()
+
     async def start(self) -> None:
         """Attach to the engine and serve; raises StartupError for a port that can't be had."""
         loop = asyncio.get_running_loop()

@@ -99,6 +99,15 @@ class GenerateServicer:
             self._streams.abort(request_id, self._callers.name(context))
             return pb.AbortResponse()
 
+    @property
+    def num_entries(self) -> int:
+        """Calls and streams that are open."""
+        return len(self._open) + self._num_calls
+
+    async def wait_idle(self) -> None:
+        """Returns when no call is open."""
+        await self._idle.wait()
+
     def refuse(self, error: OrcaError) -> None:
         """From now on every call ends with `error`."""
         self._refusal = error

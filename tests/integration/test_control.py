@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import socket
+import threading
 from collections.abc import Iterator
 
 import grpc
@@ -189,6 +190,37 @@ def test_a_stage_that_hangs_up_is_noticed(master: Master) -> None:
     master.plane.send(2, ping(3))
     assert next(links[2].messages()).ping.nonce == 3
     assert master.broken.empty()
+
+
+def test_once_a_replacement_is_expected_nothing_is_told_of_the_stage_before() -> None:
+    """What is being told at that moment is waited for: it would pass for the new one's loss."""
+    here, telling, go = threading.Event(), threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def on_broken(stage: int, why: str) -> None:
+        telling.set()
+        assert go.wait(WAIT_S)
+        order.append(f"stage {stage} broke")
+
+    plane = ControlPlane(
+        host="127.0.0.1",
+        secret=SECRET,
+        num_stages=1,
+        on_message=lambda stage, message: here.set(),
+        on_broken=on_broken,
+    )
+    link = dial(plane.address, 0)
+    assert here.wait(WAIT_S)
+    link.close()
+    assert telling.wait(WAIT_S)
+    replacing = threading.Thread(target=lambda: (plane.expect_anew(0), order.append("replaced")))  # type: ignore[func-returns-value]
+    replacing.start()
+    replacing.join(0.2)
+    assert replacing.is_alive()
+    go.set()
+    replacing.join(WAIT_S)
+    plane.close(grace_s=0.0)
+    assert order == ["stage 0 broke", "replaced"]
 
 
 def test_a_stage_does_not_come_back_under_its_number(master: Master) -> None:

@@ -231,18 +231,20 @@ class Logits(_message.Message):
     def __init__(self, id: _Optional[int] = ..., rows: _Optional[bytes] = ...) -> None: ...
 
 class Pong(_message.Message):
-    __slots__ = ("nonce", "last_seq", "phase", "since_s", "trace")
+    __slots__ = ("nonce", "last_seq", "phase", "since_s", "trace", "num_requests")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     SINCE_S_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     nonce: int
     last_seq: int
     phase: str
     since_s: float
     trace: Trace
-    def __init__(self, nonce: _Optional[int] = ..., last_seq: _Optional[int] = ..., phase: _Optional[str] = ..., since_s: _Optional[float] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
+    num_requests: int
+    def __init__(self, nonce: _Optional[int] = ..., last_seq: _Optional[int] = ..., phase: _Optional[str] = ..., since_s: _Optional[float] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., num_requests: _Optional[int] = ...) -> None: ...
 
 class Trace(_message.Message):
     __slots__ = ("seq", "received_s", "input_ready_s", "compute_start_s", "compute_end_s", "sent_s", "bytes_sent")
