@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, Positional, subcommand
 
 from orca_dist.bench.jobs import Job, make_jobs, ordinary_ids
+from orca_dist.cli.bench_frontend import BenchFrontend
 from orca_dist.cli.bench_predict import BenchPredict
 from orca_dist.cli.bench_serve import BenchServe
 from orca_dist.cli.output import count_progress, print_json, results_only
@@ -142,16 +143,16 @@ def _lines(result: OfflineResult) -> list[str]:
     ]
 
 
-BENCHES: dict[
-    str, type[BenchScheduler] | type[BenchOffline] | type[BenchServe] | type[BenchPredict]
-] = {
+BENCHES: dict[str, type[Any]] = {
     "scheduler": BenchScheduler,
+    "frontend": BenchFrontend,
     "offline": BenchOffline,
     "serve": BenchServe,
     "predict": BenchPredict,
 }
 Part = (
     Annotated[BenchScheduler, subcommand("scheduler")]
+    | Annotated[BenchFrontend, subcommand("frontend")]
     | Annotated[BenchOffline, subcommand("offline")]
     | Annotated[BenchServe, subcommand("serve")]
     | Annotated[BenchPredict, subcommand("predict")]
