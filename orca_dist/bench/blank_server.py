@@ -120,9 +120,7 @@ def spent_between(
     plans: Sequence[PlanTrace], since_s: float, until_s: float, cpu: CpuTimes
 ) -> Spent:
     """Plans count by when they returned."""
-    returned = [
-        plan for plan in plans if plan.returned_s and since_s <= plan.returned_s < until_s
-    ]
+    returned = [plan for plan in plans if plan.returned_s and since_s <= plan.returned_s < until_s]
     return Spent(
         wall_s=until_s - since_s,
         iterations=len(returned),

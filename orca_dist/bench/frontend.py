@@ -160,7 +160,7 @@ async def serving(command: BlankServer) -> AsyncIterator[ServerProcess]:
         *(sys.executable, "-P", "-m", SERVER_MODULE),
         stdin=PIPE,
         stdout=PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
     )
     assert process.stdin is not None
     try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MAX_STREAMS, MAX_STAGES = 100_000, 1000
 HEADS = ("stages", "streams", "batch", "CPU ms", "front", "master", "control", "gRPC", "client",
-         "wall ms", "tokens/s", "ms/token")  # fmt: skip
+         "messages", "wall ms", "tokens/s", "ms/token")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,9 @@ class BenchFrontend:
     """Streams that are open at once, one row each for every number of stages."""
     stages: tuple[int, ...] = (2, 8)
     """Stages, each a process of this machine that computes nothing."""
-    wait_s: float = 0.0
-    """Time that a stage takes over a plan, waiting."""
+    wait_s: float = 0.05
+    """Time that a stage takes over a plan, waiting. With 0 iterations come faster than their tokens
+    can be streamed one by one, and a message has several."""
     duration_s: float = 5.0
     """Time to measure each row, once all of its streams run."""
     tpot_limit_s: float = 0.2
@@ -96,7 +97,7 @@ def _document(costs: Sequence[FrontendCost], most: Mapping[int, int]) -> dict[st
 def _lines(costs: Sequence[FrontendCost], most: Mapping[int, int]) -> list[str]:
     rows = [_row(each) for each in costs]
     limits = [f"{num} with {stages} stages" for stages, num in most.items()]
-    return ["".join(f"{head:>9}" for head in HEADS), *rows, f"max streams: {', '.join(limits)}"]
+    return ["".join(f"{head:>10}" for head in HEADS), *rows, f"max streams: {', '.join(limits)}"]
 
 
 def _row(cost: FrontendCost) -> str:
@@ -110,8 +111,9 @@ def _row(cost: FrontendCost) -> str:
         f"{cost.control_ms:.2f}",
         f"{cost.grpc_ms:.2f}",
         f"{cost.generator_ms:.2f}",
+        f"{cost.messages:.1f}",
         f"{cost.wall_ms:.2f}",
         f"{cost.tokens_s:.0f}",
         f"{1e3 * cost.tpot_s:.1f}",
     )
-    return "".join(f"{cell:>9}" for cell in cells)
+    return "".join(f"{cell:>10}" for cell in cells)

@@ -60,7 +60,8 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> Output:
-        """The next output; raises the error that ended the request."""
+        """All outputs that have come since the last, as one; raises the error that ended the
+        request. So a reader that falls behind gets fewer and longer parts."""
         while not self._outputs:
             if self.reason is not None:
                 raise StopAsyncIteration
@@ -70,10 +71,26 @@ class RequestStream:
         if isinstance(item, OrcaError):
             self.reason = FinishReason.ERROR
             raise item
+        if self._outputs:
+            item = self._with_later(item)
         self.num_tokens += len(item.tokens)
         self.cached_tokens = max(self.cached_tokens, item.cached_tokens)
         self.reason = item.reason
         return item
+
+    def _with_later(self, first: Output) -> Output:
+        """`first` and what came after it, but for an error."""
+        parts, waiting = [first], self._outputs
+        while waiting and not isinstance(waiting[0], OrcaError):
+            parts.append(waiting.popleft())
+        return Output(
+            id=first.id,
+            tokens=tuple(token for part in parts for token in part.tokens),
+            reason=parts[-1].reason,
+            message=parts[-1].message,
+            cached_tokens=max(part.cached_tokens for part in parts),
+            logits=b"".join(part.logits for part in parts),
+        )
 
     def finish(self, num_tokens: int) -> None:
         """End the request after `num_tokens` generated ones (a stop string was met).

@@ -89,9 +89,7 @@ class BlankStageWorker(StageWorker):
             seq=seq,
             ids=[entry.id for entry in batch.sampled],
             num_tokens=[1] * len(batch.sampled),
-            tokens=[
-                first + entry.position * STRIDE % (num_ids - first) for entry in batch.sampled
-            ],
+            tokens=[first + entry.position * STRIDE % (num_ids - first) for entry in batch.sampled],
         )
 
 

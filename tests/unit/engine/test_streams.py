@@ -77,10 +77,39 @@ async def test_after_its_end_a_stream_stays_ended(streams: EngineStreams) -> Non
 async def test_what_is_read_counts_and_what_waits_does_not(streams: EngineStreams) -> None:
     stream = open_one(streams)
     tell(streams, stream, 1, 2)
-    tell(streams, stream, 3)
     assert stream.num_tokens == 0
     await anext(stream)
+    tell(streams, stream, 3)
     assert (stream.num_tokens, stream.reason) == (2, None)
+
+
+@on_loop
+async def test_a_reader_that_falls_behind_gets_all_that_came_as_one(
+    streams: EngineStreams,
+) -> None:
+    stream = open_one(streams)
+    parts = [
+        Output(id=stream.key, tokens=(1,), cached_tokens=16, logits=b"a"),
+        Output(id=stream.key, tokens=(2, 3), logits=b"bc"),
+        Output(id=stream.key, tokens=(4,), reason=FinishReason.LENGTH, logits=b"d"),
+    ]
+    for part in parts:
+        streams.deliver([part])
+    whole = await anext(stream)
+    assert (whole.tokens, whole.logits) == ((1, 2, 3, 4), b"abcd")
+    assert (whole.reason, stream.reason) == (FinishReason.LENGTH, FinishReason.LENGTH)
+    assert (stream.num_tokens, stream.cached_tokens) == (4, 16)
+    assert await read(stream) == []
+
+
+@on_loop
+async def test_tokens_that_came_before_an_error_are_read_before_it(streams: EngineStreams) -> None:
+    stream = open_one(streams)
+    for token in (1, 2):
+        tell(streams, stream, token)
+    streams.deliver([Output(id=stream.key, reason=FinishReason.ERROR, message="broken")])
+    assert (await anext(stream)).tokens == (1, 2)
+    await ends_with(stream, RequestFailed, "broken")
 
 
 # ---- ends --------------------------------------------------------------
@@ -151,10 +180,10 @@ async def test_finish_ends_the_stream_at_what_is_kept(
     streams: EngineStreams, master: NotingMaster
 ) -> None:
     stream = open_one(streams)
-    for token in (1, 2, 3):
+    for token in (1, 2):
         tell(streams, stream, token)
     await anext(stream)
-    await anext(stream)
+    tell(streams, stream, 3)
     stream.finish(2)
     tell(streams, stream, 4)
     assert await read(stream) == []
