@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from orca_kernels import Linear, kernels_for
 
-from orca_dist.models.layers import Linear
 from orca_dist.spec import ModelSpec, load_spec
 
 READ_BYTES = 256 * 2**20  # more than caches hold
@@ -54,10 +54,12 @@ class Seconds:
 
 
 class Matmuls:
-    """The packed matrices of a stage."""
+    """The matrices of a stage, packed by the kernels that a stage would use."""
 
     def __init__(self, spec: ModelSpec, stage: StageMatmuls) -> None:
         self._dtype: torch.dtype = getattr(torch, stage.dtype)
+        self._own_dtype = torch.bfloat16 if spec.dtype == "bfloat16" else self._dtype
+        self._kernels = kernels_for(torch.device("cpu"), self._dtype, stage.num_threads)
         hidden, inner = spec.hidden_size, spec.intermediate_size
         q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         one_layer = {  # as the decoder fuses them: outputs, inputs
@@ -84,8 +86,10 @@ class Matmuls:
         )
 
     def _linear(self, outputs: int, inputs: int, *, has_bias: bool) -> Linear:
-        weight_FK = torch.empty(outputs, inputs, dtype=self._dtype).uniform_(-0.1, 0.1)
-        return Linear(weight_FK, torch.zeros(outputs, dtype=self._dtype) if has_bias else None)
+        """Values as the checkpoint's dtype has them: what is exact in bfloat16 is kept so."""
+        weight_FK = torch.empty(outputs, inputs, dtype=self._own_dtype).uniform_(-0.1, 0.1)
+        bias_F = torch.zeros(outputs, dtype=self._dtype) if has_bias else None
+        return self._kernels.linear(weight_FK.to(self._dtype), bias_F)
 
     def _time(self, linears: list[tuple[int, Linear]], rows: int) -> float:
         x = {width: torch.ones(rows, width, dtype=self._dtype) for width in self._widths}

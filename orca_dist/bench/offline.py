@@ -84,7 +84,7 @@ def trace_offline(
         engine = Engine.start(model, config, log_config=log_config)
         startup_s = time.perf_counter() - began
         try:
-            _check(engine, jobs)
+            check_jobs(engine, jobs)
             run = Run(engine, jobs, on_progress)
             run.to_the_end()
             engine.flush_trace()
@@ -158,7 +158,8 @@ class Run:
             self._on_progress(len(self.end_s), len(self.jobs))
 
 
-def _check(engine: Engine, jobs: Sequence[Job]) -> None:
+def check_jobs(engine: Engine, jobs: Sequence[Job]) -> None:
+    """Raises ConfigError for the first that the engine could not answer in full."""
     limit = min(engine.max_model_len, engine.kv_tokens)
     for index, job in enumerate(jobs):
         if len(job.prompt) + job.out > limit:

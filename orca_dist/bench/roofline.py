@@ -25,7 +25,7 @@ import numpy as np
 
 from orca_dist.bench.matmuls import READ_BYTES, Round, Seconds, StageMatmuls
 from orca_dist.bench.offline import OfflineResult, OfflineRun
-from orca_dist.config import DeviceKind, EngineConfig
+from orca_dist.config import DeviceKind, Dtype, EngineConfig
 from orca_dist.engine.settle import ITEMSIZE, cpus_per_stage, settle_device, settle_dtype
 from orca_dist.errors import ConfigError, StartupError
 from orca_dist.metrics.trace import PlanTrace, StageSpan
@@ -135,7 +135,7 @@ def make_roofline(
     rows = rows_of(run.plans)
     wanted = Round(rows=chosen(rows.batch), sampled=chosen(rows.sampled))
     timed = time_stages(stages, wanted, rounds, on_progress)
-    sizes = [stage_bytes(spec, stage, ITEMSIZE[dtype]) for stage in stages]
+    sizes = [stage_bytes(spec, stage) for stage in stages]
     shares = [
         stage_shares(run.plans, index, run.result.wall_s, sizes[index], timed[index])
         for index in range(len(stages))
@@ -184,9 +184,11 @@ def interpolated(timed: Mapping[int, float], rows: int) -> float:
 # ---- where a stage's time went -------------------------------------------
 
 
-def stage_bytes(spec: ModelSpec, stage: StageMatmuls, itemsize: int) -> StageBytes:
-    """From shapes."""
+def stage_bytes(spec: ModelSpec, stage: StageMatmuls) -> StageBytes:
+    """From shapes; weights of a bfloat16 checkpoint stay so, whatever is computed in."""
     shape = shape_of(spec)
+    kept = Dtype.BFLOAT16 if spec.dtype == Dtype.BFLOAT16 else Dtype(stage.dtype)
+    itemsize = ITEMSIZE[kept]
     return StageBytes(
         layers=stage.num_layers * shape.layer_weights * itemsize,
         head=shape.head_weights * itemsize if stage.has_head else 0,

@@ -8,12 +8,14 @@ from typing import Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, subcommand
 
+from orca_dist.cli.bench_chaos import BenchChaos
 from orca_dist.cli.bench_frontend import BenchFrontend
 from orca_dist.cli.bench_kernels import BenchKernels
 from orca_dist.cli.bench_offline import BenchOffline
 from orca_dist.cli.bench_predict import BenchPredict
 from orca_dist.cli.bench_roofline import BenchRoofline
 from orca_dist.cli.bench_serve import BenchServe
+from orca_dist.cli.bench_soak import BenchSoak
 from orca_dist.cli.output import print_json
 from orca_dist.config import LogConfig
 from orca_dist.errors import ConfigError
@@ -71,6 +73,8 @@ BENCHES: dict[str, type[Any]] = {
     "roofline": BenchRoofline,
     "serve": BenchServe,
     "predict": BenchPredict,
+    "chaos": BenchChaos,
+    "soak": BenchSoak,
 }
 Part = (
     Annotated[BenchScheduler, subcommand("scheduler")]
@@ -80,6 +84,8 @@ Part = (
     | Annotated[BenchRoofline, subcommand("roofline")]
     | Annotated[BenchServe, subcommand("serve")]
     | Annotated[BenchPredict, subcommand("predict")]
+    | Annotated[BenchChaos, subcommand("chaos")]
+    | Annotated[BenchSoak, subcommand("soak")]
 )
 
 

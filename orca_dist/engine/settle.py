@@ -11,7 +11,7 @@ from orca_dist.core import split_layers
 from orca_dist.engine.kv_size import activation_bytes
 from orca_dist.engine.stages import PipelineConfig
 from orca_dist.errors import ConfigError
-from orca_dist.spec import ModelSpec
+from orca_dist.spec import ModelSpec, RopeType
 from orca_dist.spec.split_cost import balanced_sizes, head_layers, slowest
 
 MEMORY_SHARES = {DeviceKind.CPU: 0.25, DeviceKind.CUDA: 0.9}
@@ -70,10 +70,19 @@ def settle_max_model_len(spec: ModelSpec, config: EngineConfig) -> int:
     """Tokens that a request may hold; a longer wish than the model's length is refused."""
     wanted = config.max_model_len or spec.max_model_len
     if wanted > spec.max_model_len:
-        raise ConfigError(
-            f"max_model_len = {wanted}: the model was made for at most {spec.max_model_len}"
-        )
+        raise ConfigError(f"max_model_len = {wanted}: {_longest(spec)}")
     return wanted
+
+
+def _longest(spec: ModelSpec) -> str:
+    if spec.rope.rope_type is not RopeType.DYNAMIC:
+        return f"the model was made for at most {spec.max_model_len}"
+    return (
+        f"beyond max_position_embeddings = {spec.max_model_len} dynamic rope turns tokens by how "
+        "long the request has become, and an answer would depend on how its prompt was cut; set "
+        f"it to at most {spec.max_model_len}, or rope_type in config.json to one that is fixed "
+        "(yarn, linear), with a larger max_position_embeddings"
+    )
 
 
 def settle_device(wanted: DeviceKind) -> DeviceKind:

@@ -6,17 +6,21 @@ Fetches no shard and reads no byte that its layers don't need, and counts both.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
+from functools import partial
+from math import prod
 from pathlib import Path
 
 import torch
 
 from orca_dist.config import LoadFormat
+from orca_dist.errors import ModelError
 from orca_dist.proto.v1.control_pb2 import Setup
 from orca_dist.spec import ModelSpec, load_spec
 from orca_dist.weights.checkpoint import Checkpoint
-from orca_dist.weights.dummy import dummy_tensors
+from orca_dist.weights.dummy import dummy_tensor
 from orca_dist.weights.headers import check_tensors, tensor_names
+from orca_dist.weights.lazy import LazyTensors, ReadTensor
 from orca_dist.weights.names import LM_HEAD, stage_tensors, tensor_shapes
 from orca_dist.weights.source import parse_source
 
@@ -24,7 +28,10 @@ OnBytes = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 class StageWeights:
-    """fetch(), then read(). Bytes: fetched over the network, read of files, held in memory."""
+    """fetch(), then read(), then ask for each tensor.
+
+    Bytes: fetched over the network, read of files, held in memory.
+    """
 
     spec: ModelSpec
 
@@ -48,18 +55,21 @@ class StageWeights:
             if not self._is_dummy:
                 self.fetched_bytes = fetch_stage_weights(self._model, self._layers, on_bytes)
             self.fetch_s = time.perf_counter() - start_s
+        elif not self._folder.is_dir():
+            raise ModelError(
+                f"the model's folder {self._folder} is not on this node: put it there under the "
+                "same path, on a file system that all nodes share, or give an id of the Hub"
+            )
         self.spec = load_spec(self._folder)
 
-    def read(self, on_bytes: OnBytes) -> dict[str, torch.Tensor]:
-        """This stage's tensors under our names, on its device."""
-        start_s = time.perf_counter()
-        if self._is_dummy:
-            names, tensors = self._made_up()
-        else:
-            names, tensors = self._read(on_bytes)
-        self.weight_bytes = sum(tensor.nbytes for tensor in tensors.values())
-        self.read_s = time.perf_counter() - start_s
-        return {ours: tensors[theirs] for ours, theirs in names.items()}
+    def read(self, on_bytes: OnBytes) -> LazyTensors:
+        """This stage's tensors by our names, for its device; each is read when it is asked for."""
+        names = self._names()
+        shapes = tensor_shapes(self.spec, names)
+        num_elements = sum(prod(shapes[theirs]) for theirs in set(names.values()))
+        self.weight_bytes = num_elements * self._dtype.itemsize
+        make = partial(self._made_up, shapes) if self._is_dummy else self._reader(names, on_bytes)
+        return LazyTensors(names, partial(self._timed, make))
 
     def told(self) -> str:
         """For the log."""
@@ -73,23 +83,33 @@ class StageWeights:
         fetched = f"{self.fetched_bytes / 1e6:.0f} MB fetched in {self.fetch_s:.1f} s"
         return f"{size}, {fetched}, {read}"
 
-    def _made_up(self) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
-        head = () if self.spec.tie_word_embeddings else (LM_HEAD,)
-        names = stage_tensors(self.spec, self._layers, head)
-        shapes = tensor_shapes(self.spec, names)
-        tensors = dummy_tensors(shapes, names.values(), dtype=self._dtype, device=self._device)
-        return names, tensors
+    def _names(self) -> dict[str, str]:
+        """Ours -> Hugging Face's."""
+        if self._is_dummy:
+            available: Container[str] = () if self.spec.tie_word_embeddings else (LM_HEAD,)
+        else:
+            available = tensor_names(self._folder)
+        return stage_tensors(self.spec, self._layers, available)
 
-    def _read(self, on_bytes: OnBytes) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
-        names = stage_tensors(self.spec, self._layers, tensor_names(self._folder))
+    def _timed(self, make: ReadTensor, name: str) -> torch.Tensor:
+        start_s = time.perf_counter()
+        tensor = make(name)
+        self.read_s += time.perf_counter() - start_s
+        return tensor
+
+    def _made_up(self, shapes: Mapping[str, tuple[int, ...]], name: str) -> torch.Tensor:
+        return dummy_tensor(name, shapes[name], self._dtype).to(self._device)
+
+    def _reader(self, names: Mapping[str, str], on_bytes: OnBytes) -> ReadTensor:
+        """Raises ModelError unless all of `names` are there in their right shapes."""
         checkpoint = Checkpoint(self._folder, names.values())
         check_tensors(checkpoint.headers, self.spec, names)
         total = sum(checkpoint.headers[name].num_bytes for name in set(names.values()))
-        tensors = checkpoint.read(
-            names.values(),
-            dtype=self._dtype,
-            device=self._device,
-            progress=lambda _: on_bytes(checkpoint.bytes_read, total),
-        )
-        self.read_bytes = checkpoint.bytes_read
-        return names, tensors
+
+        def read(name: str) -> torch.Tensor:
+            tensor = checkpoint.tensor(name, dtype=self._dtype, device=self._device)
+            self.read_bytes = checkpoint.bytes_read
+            on_bytes(self.read_bytes, total)
+            return tensor
+
+        return read

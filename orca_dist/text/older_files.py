@@ -12,22 +12,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
-from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
 from tokenizers import AddedToken, Tokenizer, processors
 
 from orca_dist.errors import ModelError
 from orca_dist.text.files import read_json, special_token
+from orca_dist.text.piece_model import PieceModel, Segmentation, read_piece_model
+from orca_dist.text.unigram import unigram_tokenizer
 from orca_dist.weights.byte_level import SplittingRule, byte_level_tokenizer
-from orca_dist.weights.sentencepiece import SentencePieces, TokenType, bpe_tokenizer
+from orca_dist.weights.sentencepiece import PrefixScheme, TokenType, bpe_tokenizer
 
 PIECES_FILE, VOCAB_FILE, MERGES_FILE = "tokenizer.model", "vocab.json", "merges.txt"
 
-_BPE = 2  # sentencepiece's model_type; its own default is 1, unigram
-_LLAMA = ("LlamaTokenizer", "LlamaTokenizerFast")
-_RULES = {
+PIECES_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
+VOCABULARY_CLASSES = {
     "GPT2Tokenizer": SplittingRule.GPT2,
     "GPT2TokenizerFast": SplittingRule.GPT2,
     "Qwen2Tokenizer": SplittingRule.QWEN2,
@@ -55,103 +52,49 @@ def build_from_older_files(folder: Path) -> Tokenizer:
 
 def _from_sentencepiece(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
     path = folder / PIECES_FILE
-    _one_of(folder, settings.get("tokenizer_class") or _LLAMA[0], _LLAMA)
-    document = _model_proto(path)
-    pieces = SentencePieces(
-        path=path,
-        tokens=[piece.piece for piece in document.pieces],
-        scores=[piece.score for piece in document.pieces],
-        types=[piece.type for piece in document.pieces],
-    )
-    prefix = settings.get("add_prefix_space")
-    tokenizer = bpe_tokenizer(
-        pieces,
-        prefix=document.normalizer_spec.add_dummy_prefix if prefix is None else bool(prefix),
-        scheme="always" if settings.get("legacy") else "first",
-    )
-    _add(tokenizer, path, _piece_tokens(pieces))
+    _one_of(folder, settings.get("tokenizer_class") or PIECES_CLASSES[0], PIECES_CLASSES)
+    model = read_piece_model(path)
+    tokenizer = _BUILDERS[model.segmentation](model, settings)
+    _add(tokenizer, path, _piece_tokens(model))
     _add_configured(tokenizer, folder, settings, {"bos_token": "<s>", "eos_token": "</s>"})
     _wrap(tokenizer, settings, {"bos_token": "<s>", "eos_token": "</s>"}, adds_bos=True)
     return tokenizer
 
 
-def _model_proto(path: Path) -> Any:
-    """The parsed file; raises ModelError unless it is a BPE vocabulary that keeps text as it is."""
-    document = _message_class()()
-    try:
-        document.ParseFromString(path.read_bytes())
-    except (OSError, DecodeError) as error:
-        raise ModelError(f"{path} is not sentencepiece's, or can't be read: {error}") from None
-    if not document.pieces:
-        raise ModelError(f"{path} holds no pieces: fetch a folder with tokenizer.json instead")
-    if document.trainer_spec.model_type != _BPE:
+def _bpe(model: PieceModel, settings: Mapping[str, Any]) -> Tokenizer:
+    if model.changes_text:
         raise ModelError(
-            f"{path}: model_type {document.trainer_spec.model_type} is not supported, only BPE "
-            f"({_BPE}): give a folder with tokenizer.json"
+            f"{model.pieces.path}: its normalizer changes the text first, which is not supported "
+            "of BPE: give a folder with tokenizer.json"
         )
-    spec = document.normalizer_spec
-    if spec.precompiled_charsmap or spec.remove_extra_whitespaces:
-        raise ModelError(
-            f"{path}: its normalizer changes the text first, which is not supported: give a folder "
-            "with tokenizer.json"
-        )
-    return document
+    scheme: PrefixScheme = "always" if settings.get("legacy") else "first"
+    return bpe_tokenizer(model.pieces, prefix=_has_prefix(model, settings), scheme=scheme)
 
 
-def _piece_tokens(pieces: SentencePieces) -> dict[int, AddedToken]:
-    special = (TokenType.UNKNOWN, TokenType.CONTROL)
+def _unigram(model: PieceModel, settings: Mapping[str, Any]) -> Tokenizer:
+    scheme: PrefixScheme = "always" if settings.get("legacy", True) else "first"
+    return unigram_tokenizer(model, prefix=_has_prefix(model, settings), scheme=scheme)
+
+
+_BUILDERS = {Segmentation.BPE: _bpe, Segmentation.UNIGRAM: _unigram}
+
+
+def _has_prefix(model: PieceModel, settings: Mapping[str, Any]) -> bool:
+    prefix = settings.get("add_prefix_space")
+    return model.adds_prefix if prefix is None else bool(prefix)
+
+
+def _piece_tokens(model: PieceModel) -> dict[int, AddedToken]:
+    """Pieces that are matched before the text is cut; those of users are, where BPE would join."""
+    kinds = {TokenType.UNKNOWN: True, TokenType.CONTROL: True}
+    if model.segmentation is Segmentation.BPE:
+        kinds[TokenType.USER_DEFINED] = False
+    typed = enumerate(zip(model.pieces.tokens, model.pieces.types, strict=True))
     return {
-        index: AddedToken(token, special=kind in special, normalized=False)
-        for index, (token, kind) in enumerate(zip(pieces.tokens, pieces.types, strict=True))
-        if kind in (*special, TokenType.USER_DEFINED)
+        index: AddedToken(token, special=kinds[TokenType(kind)], normalized=False)
+        for index, (token, kind) in typed
+        if kind in kinds
     }
-
-
-def _message_class() -> Any:
-    """Of sentencepiece_model.proto, the fields that are read here, by their numbers there."""
-    kind = FieldDescriptorProto
-    file = FileDescriptorProto(name="sentencepiece_model.proto", package="orca", syntax="proto2")
-
-    def message(name: str, *fields: tuple[str, int, Any, str]) -> None:
-        entry = file.message_type.add(name=name)
-        for field, number, field_type, default in fields:
-            entry.field.add(
-                name=field,
-                number=number,
-                type=field_type,
-                label=kind.LABEL_OPTIONAL,
-                default_value=default,
-            )
-
-    message(
-        "Piece",
-        ("piece", 1, kind.TYPE_STRING, ""),
-        ("score", 2, kind.TYPE_FLOAT, "0"),
-        ("type", 3, kind.TYPE_INT32, str(int(TokenType.NORMAL))),
-    )
-    message("Trainer", ("model_type", 3, kind.TYPE_INT32, "1"))
-    message(
-        "Normalizer",
-        ("precompiled_charsmap", 2, kind.TYPE_BYTES, ""),
-        ("add_dummy_prefix", 3, kind.TYPE_BOOL, "true"),
-        ("remove_extra_whitespaces", 4, kind.TYPE_BOOL, "true"),
-    )
-    model = file.message_type.add(name="Model")
-    for name, number, type_name, label in (
-        ("pieces", 1, "Piece", kind.LABEL_REPEATED),
-        ("trainer_spec", 2, "Trainer", kind.LABEL_OPTIONAL),
-        ("normalizer_spec", 3, "Normalizer", kind.LABEL_OPTIONAL),
-    ):
-        model.field.add(
-            name=name,
-            number=number,
-            type=kind.TYPE_MESSAGE,
-            type_name=f".orca.{type_name}",
-            label=label,
-        )
-    pool = DescriptorPool()
-    pool.Add(file)
-    return GetMessageClass(pool.FindMessageTypeByName("orca.Model"))
 
 
 # ---- vocabulary and merges ---------------------------------------------
@@ -159,7 +102,7 @@ def _message_class() -> Any:
 
 def _from_vocabulary(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
     name = settings.get("tokenizer_class") or _class_of_family(folder)
-    rule = _RULES[_one_of(folder, name, tuple(_RULES))]
+    rule = VOCABULARY_CLASSES[_one_of(folder, name, tuple(VOCABULARY_CLASSES))]
     if settings.get("add_prefix_space"):
         raise ModelError(
             f"{folder}: add_prefix_space is not supported with {VOCAB_FILE}: give a folder with "

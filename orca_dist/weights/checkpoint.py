@@ -7,8 +7,8 @@ Knows Hugging Face's names only; `names` says which of them a stage needs.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from io import RawIOBase
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from orca_dist.errors import ModelError
 from orca_dist.spec import ModelSpec
 from orca_dist.weights.headers import Headers, TensorHeader, check_headers, read_headers
 
-Progress = Callable[[int], None]
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 PIECE_BYTES = 2**20
 
@@ -37,6 +36,7 @@ class Checkpoint:
         self.folder = folder
         self.headers: Headers = read_headers(folder, names)
         self.bytes_read = 0
+        self._starts: dict[str, dict[str, int]] = {}
 
     def names(self) -> frozenset[str]:
         """Hugging Face's names of all tensors in the checkpoint."""
@@ -46,47 +46,39 @@ class Checkpoint:
         """Raises ModelError unless every tensor of the whole model is there in its right shape."""
         check_headers(self.headers, spec)
 
-    def read(
-        self,
-        names: Iterable[str],
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        progress: Progress | None = None,
-    ) -> dict[str, torch.Tensor]:
-        """The tensors of `names`, by name, as owned copies of `dtype` on `device`.
+    def tensor(self, name: str, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """An owned copy on `device`, of `dtype` whatever the file's; read anew each time.
 
-        Each is read once even if named twice. `progress` is told the bytes of each
-        tensor as it arrives. Raises ModelError naming a tensor or file that isn't there.
+        Raises ModelError naming a tensor or file that isn't there.
         """
-        tensors: dict[str, torch.Tensor] = {}
-        for shard, shard_names in self._by_shard(names).items():
-            for name, tensor in self._read_shard(shard, shard_names, dtype):
-                tensors[name] = tensor.to(device)
-                self.bytes_read += self.headers[name].num_bytes
-                if progress:
-                    progress(self.headers[name].num_bytes)
-        return tensors
+        header = self._header(name)
+        shard, start = self._place(name)
+        with self._open(shard) as file:
+            file.seek(start)
+            tensor = _read_tensor(file, header, dtype)
+        self.bytes_read += header.num_bytes
+        return tensor.to(device)
 
-    def _by_shard(self, names: Iterable[str]) -> dict[str, list[str]]:
-        by_shard: dict[str, list[str]] = defaultdict(list)
-        for name in dict.fromkeys(names):
-            if name not in self.headers:
-                raise ModelError(f"{name} is missing from {self.folder}: download the model again")
-            by_shard[self.headers[name].shard].append(name)
-        return by_shard
+    def _header(self, name: str) -> TensorHeader:
+        if name not in self.headers:
+            raise ModelError(f"{name} is missing from {self.folder}: download the model again")
+        return self.headers[name]
 
-    def _read_shard(
-        self, shard: str, names: list[str], dtype: torch.dtype
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """In the file's order, so that a disk reads on."""
+    def _place(self, name: str) -> tuple[str, int]:
+        """Its shard, and where it begins there; a shard's header is read once."""
+        shard = self._header(name).shard
+        if shard not in self._starts:
+            with self._open(shard) as file:
+                self._starts[shard] = _starts(file)
+        return shard, self._starts[shard][name]
+
+    @contextmanager
+    def _open(self, shard: str) -> Iterator[RawIOBase]:
+        """Raises ModelError where it can't be opened, or what is done with it fails."""
         path = self.folder / shard
         try:
             with path.open("rb", buffering=0) as file:
-                starts = _starts(file)
-                for name in sorted(names, key=starts.__getitem__):
-                    file.seek(starts[name])
-                    yield name, _read_tensor(file, self.headers[name], dtype)
+                yield file
         except (OSError, EOFError) as error:
             raise ModelError(f"{path} can't be read: {error}") from None
 

@@ -25,6 +25,11 @@ class GgufFile:
         field = self._reader.get_field(key)
         return default if field is None else field.contents()
 
+    @property
+    def architecture(self) -> str:
+        """Its own name for the model's kind, which begins the names of the model's keys."""
+        return str(self.get("general.architecture"))
+
     def need(self, key: str) -> Any:
         """As `get`; raises ModelError where the key is missing."""
         value = self.get(key)

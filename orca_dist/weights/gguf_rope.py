@@ -1,4 +1,4 @@
-"""The rotary settings of a llama GGUF file, as config.json's `rope_parameters`.
+"""The rotary settings of a GGUF file, as config.json's `rope_parameters`.
 
 Two things stretch the frequencies there: metadata keys (linear, YaRN), and a tensor that
 divides each of them (Llama 3.1 and later). What the tensor holds was made by llama3's
@@ -20,7 +20,7 @@ from orca_dist.weights.gguf_file import GgufFile, shortest
 
 DIVISORS = "rope_freqs.weight"
 
-_SCALING = "llama.rope.scaling."
+_DIVIDED = "llama"  # the one architecture whose frequencies a tensor may divide
 _NEUTRAL: Mapping[str, tuple[float, ...]] = {  # YaRN's knobs that config.json has no word for
     "yarn_ext_factor": (-1.0, 1.0),
     "yarn_attn_factor": (1.0,),
@@ -36,8 +36,9 @@ def rope_parameters(source: GgufFile, *, head_dim: int, max_len: int) -> Rope:
     """Raises ModelError naming what can't be said in config.json."""
     _refuse_partial(source, head_dim)
     rope = _of_metadata(source, max_len)
-    theta = source.number("llama.rope.freq_base", 10000.0)
+    theta = source.number(_key(source, "freq_base"), 10000.0)
     if DIVISORS in source.tensors:
+        _refuse_foreign_divisors(source)
         if rope["rope_type"] != "default":
             raise ModelError(
                 f"{source.path}: rope scaling {rope['rope_type']!r} and the tensor {DIVISORS} "
@@ -47,8 +48,23 @@ def rope_parameters(source: GgufFile, *, head_dim: int, max_len: int) -> Rope:
     return {**rope, "rope_theta": theta}
 
 
+def _key(source: GgufFile, name: str) -> str:
+    return f"{source.architecture}.rope.{name}"
+
+
+def _scaling(source: GgufFile, name: str) -> str:
+    return _key(source, f"scaling.{name}")
+
+
+def _refuse_foreign_divisors(source: GgufFile) -> None:
+    if source.architecture != _DIVIDED:
+        raise ModelError(
+            f"{source.path}: the tensor {DIVISORS} has no place in a {source.architecture} model"
+        )
+
+
 def _refuse_partial(source: GgufFile, head_dim: int) -> None:
-    rotary = source.get("llama.rope.dimension_count", head_dim)
+    rotary = source.get(_key(source, "dimension_count"), head_dim)
     if rotary != head_dim:
         raise ModelError(
             f"{source.path}: rotary embedding of {rotary} of {head_dim} head dimensions "
@@ -61,8 +77,9 @@ def _refuse_partial(source: GgufFile, head_dim: int) -> None:
 
 def _of_metadata(source: GgufFile, max_len: int) -> Rope:
     """A file that names a factor and no type means linear; a factor of 0 means none."""
-    kind = source.get(_SCALING + "type", "linear")
-    factor = source.number(_SCALING + "factor", source.number("llama.rope.scale_linear", 0.0))
+    kind = source.get(_scaling(source, "type"), "linear")
+    older = source.number(_key(source, "scale_linear"), 0.0)
+    factor = source.number(_scaling(source, "factor"), older)
     if kind == "yarn":
         return _yarn(source, factor or 1.0, max_len)
     if kind not in ("none", "linear"):
@@ -77,24 +94,25 @@ def _of_metadata(source: GgufFile, max_len: int) -> Rope:
 
 def _yarn(source: GgufFile, factor: float, max_len: int) -> Rope:
     _refuse_others(source, _NEUTRAL)
-    attention = source.number(_SCALING + "attn_factor", 1.0)
+    attention = source.number(_scaling(source, "attn_factor"), 1.0)
     return {
         "rope_type": "yarn",
         "factor": factor,
         "original_max_position_embeddings": source.count(
-            _SCALING + "original_context_length", max_len
+            _scaling(source, "original_context_length"), max_len
         ),
         "attention_factor": attention * (0.1 * log(max(factor, 1.0)) + 1.0),
-        "beta_fast": source.number(_SCALING + "yarn_beta_fast", 32.0),
-        "beta_slow": source.number(_SCALING + "yarn_beta_slow", 1.0),
+        "beta_fast": source.number(_scaling(source, "yarn_beta_fast"), 32.0),
+        "beta_slow": source.number(_scaling(source, "yarn_beta_slow"), 1.0),
     }
 
 
 def _refuse_others(source: GgufFile, neutral: Mapping[str, tuple[float, ...]]) -> None:
     for name, values in neutral.items():
-        value = source.number(_SCALING + name, values[0])
+        key = _scaling(source, name)
+        value = source.number(key, values[0])
         if value not in values:
-            raise ModelError(f"{source.path}: {_SCALING}{name} = {value} is not supported")
+            raise ModelError(f"{source.path}: {key} = {value} is not supported")
 
 
 # ---- divisors ----------------------------------------------------------

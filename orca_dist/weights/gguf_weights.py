@@ -1,7 +1,7 @@
 """The tensors of a GGUF file as bf16 safetensors: one file, or shards with an index.
 
 Goes tensor by tensor and a few rows at a time, so that memory holds about one tensor
-however large the model is. GGUF keeps the rows of q and k in another order (rotary
+however large the model is. Some files keep the rows of q and k in another order (rotary
 pairs side by side); that is undone. Knows no metadata; imports no torch.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ _BF16_BYTES = 2
 _HEADER_ALIGNMENT = 8
 
 Permuted = Callable[[np.ndarray], np.ndarray]
+Order = Callable[[str], Permuted]  # of the tensor of a Hugging Face name
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -44,6 +46,7 @@ def write_weights(
     tensors: Mapping[str, str],
     folder: Path,
     *,
+    pairs_rows: bool,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """`tensors` is Hugging Face's name -> GGUF's. A shard holds `max_shard_bytes` or one tensor.
@@ -52,10 +55,11 @@ def write_weights(
     """
     shapes = {hf: source.shape(name) for hf, name in tensors.items()}
     shards = _shards(shapes, max_shard_bytes)
+    order = partial(_halves_first, spec=spec) if pairs_rows else _as_they_are
     with byte_progress("converting", _num_bytes(shapes)) as advance:
         for file_name, names in shards.items():
             header = _safetensors_header({name: shapes[name] for name in names})
-            content = _contents(source, spec, {name: tensors[name] for name in names})
+            content = _contents(source, order, {name: tensors[name] for name in names})
             _write_file(folder / file_name, header, content, advance)
     if len(shards) > 1:
         _write_index(folder / INDEX_FILE, shards, _num_bytes(shapes))
@@ -70,9 +74,9 @@ def _write_file(
             advance(file.write(chunk))
 
 
-def _contents(source: GgufFile, spec: ModelSpec, tensors: Mapping[str, str]) -> Iterator[bytes]:
+def _contents(source: GgufFile, order: Order, tensors: Mapping[str, str]) -> Iterator[bytes]:
     for hf, name in tensors.items():
-        yield from _bf16_chunks(source, name, _permutation(hf, spec))
+        yield from _bf16_chunks(source, name, order(hf))
 
 
 def _num_bytes(shapes: Shapes) -> int:
@@ -127,13 +131,17 @@ def _bf16_chunks(source: GgufFile, name: str, permuted: Permuted) -> Iterator[by
         yield quantize(np.ascontiguousarray(wide), GGMLQuantizationType.BF16).tobytes()
 
 
-def _permutation(hf: str, spec: ModelSpec) -> Permuted:
-    """Undoes GGUF's order of rows; quantised rows move whole, so before dequantising."""
+def _as_they_are(hf: str) -> Permuted:
+    return lambda rows: rows
+
+
+def _halves_first(hf: str, *, spec: ModelSpec) -> Permuted:
+    """Undoes the order of rotary pairs; quantised rows move whole, so before dequantising."""
     if ".q_proj." in hf:
         return lambda rows: _halves_apart(rows, spec.num_heads)
     if ".k_proj." in hf:
         return lambda rows: _halves_apart(rows, spec.num_kv_heads)
-    return lambda rows: rows
+    return _as_they_are(hf)
 
 
 def _halves_apart(rows: np.ndarray, num_heads: int) -> np.ndarray:

@@ -40,6 +40,8 @@ _GGUF_MODULES: Mapping[str, str] = {
     "attention_norm": "attn_norm",
     "q": "attn_q",
     "k": "attn_k",
+    "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm",
     "v": "attn_v",
     "o": "attn_output",
     "mlp_norm": "ffn_norm",
@@ -80,9 +82,9 @@ def tensor_shapes(spec: ModelSpec, names: Mapping[str, str]) -> dict[str, tuple[
 
 
 def gguf_tensors(num_layers: int) -> dict[str, str]:
-    """GGUF name -> Hugging Face's, of every tensor that a llama may have, biases too."""
+    """GGUF name -> Hugging Face's, of every tensor that llama, qwen2 or qwen3 may have."""
     tensors = dict(_GGUF_TOP)
-    modules = {**_HF_PROJECTIONS, **_HF_NORMS[NormPlacement.BEFORE]}
+    modules = {**_HF_PROJECTIONS, **_HF_NORMS[NormPlacement.BEFORE], **_HF_QK_NORMS}
     for index in range(num_layers):
         for name, module in _GGUF_MODULES.items():
             for kind in ("weight", "bias"):

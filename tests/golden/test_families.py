@@ -1,8 +1,9 @@
 """Every family and rope type against transformers: logits in fp32, likeliest tokens in bf16.
 
-Loud weights; prefill and 24 decode steps, each request alone and all in mixed batches, on
-1, 2, 3 and 5 stages. Stages run as threads of this process, so that many layouts cost
-little; what a stage loads and computes is what it would as a process.
+Loud weights; prefill and 24 decode steps, each request alone and all in mixed batches, with
+whole prompts and with chunks of them, on 1, 2, 3 and 5 stages. Stages run as threads of this
+process, so that many layouts cost little; what a stage loads and computes is what it would as
+a process.
 """
 
 from __future__ import annotations
@@ -18,13 +19,30 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from orca_dist.core import Request, Sampling
 from tests.fixtures.checkpoints import LOUD_VOCAB_SIZE, loud_model
 from tests.fixtures.families import VARIANTS
-from tests.fixtures.thread_pipeline import Answer, Schedule, ThreadPipeline, thread_pipeline
+from tests.fixtures.thread_pipeline import (
+    FILLED,
+    Answer,
+    Schedule,
+    ThreadPipeline,
+    load_stages,
+    running,
+    thread_pipeline,
+)
 from tests.golden.test_loud_llama import MAX_TOKENS, PROMPTS, TOLERANCE
 
 MIN_AGREEMENT = 0.9
 NUM_STAGES = (1, 2, 3, 5)
+CHUNKED = Schedule(max_batch_tokens=21)
 SLOW = pytest.mark.slow
 EACH_NUMBER = [pytest.param(num, marks=() if num == 2 else SLOW) for num in NUM_STAGES]
+
+# Rope types differ in a table of angles alone, which test_logits holds for each of them.
+few_ropes = pytest.mark.parametrize(
+    "folder",
+    [pytest.param(name, marks=SLOW if ", rope " in name else ()) for name in VARIANTS],
+    indirect=True,
+    scope="module",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,18 +72,24 @@ def truth(folder: Path) -> Truth:
 
 @pytest.mark.parametrize("num_stages", EACH_NUMBER)
 def test_logits(truth: Truth, num_stages: int) -> None:
-    """Alone, then joining while others decode: right both times, and the same bits."""
-    with thread_pipeline(truth.folder, num_stages) as pipeline:
+    """Alone; joining while others decode; so with prompts in chunks: right, and the same bits."""
+    stages = load_stages(truth.folder, num_stages)
+    with running(stages, FILLED) as pipeline:
         alone = [pipeline.alone(request) for request in _requests()]
         mixed = _in_mixed_batches(pipeline)
-    for prompt, single, joined in zip(PROMPTS, alone, mixed, strict=True):
+    with running(stages, CHUNKED) as pipeline:
+        chunked = _in_mixed_batches(pipeline)
+        assert max(sum(plan.lengths) for plan in pipeline.plans) == CHUNKED.max_batch_tokens
+    for prompt, single, joined, cut in zip(PROMPTS, alone, mixed, chunked, strict=True):
         expected = truth.logits([*prompt, *single.tokens[:-1]])
         np.testing.assert_allclose(_logits(single), expected, atol=TOLERANCE, rtol=0)
         assert single.tokens == expected[len(prompt) - 1 :].argmax(-1).tolist()
-        assert joined.tokens == single.tokens
+        assert joined.tokens == cut.tokens == single.tokens
         np.testing.assert_array_equal(_logits(joined), _logits(single))
+        np.testing.assert_array_equal(_logits(cut), _logits(single))
 
 
+@few_ropes
 def test_bfloat16_agrees_on_the_likeliest_token(folder: Path) -> None:
     """Both round, each in its own order: most tokens are the same, and none is NaN."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
@@ -81,13 +105,13 @@ def test_bfloat16_agrees_on_the_likeliest_token(folder: Path) -> None:
     assert np.mean(same) >= MIN_AGREEMENT
 
 
+@few_ropes
 def test_a_prompt_in_chunks_has_the_same_bits(folder: Path) -> None:
     """Chunks of at most 21 tokens, in several iterations and in flight at once."""
     request = _requests()[-1]
     with thread_pipeline(folder, 3, dtype="bfloat16") as pipeline:
         whole = pipeline.alone(request)
-    schedule = Schedule(max_batch_tokens=21)
-    with thread_pipeline(folder, 3, dtype="bfloat16", schedule=schedule) as pipeline:
+    with thread_pipeline(folder, 3, dtype="bfloat16", schedule=CHUNKED) as pipeline:
         chunked = pipeline.alone(request)
         assert [max(plan.lengths) for plan in pipeline.plans[:6]] == [21, 21, 21, 21, 21, 15]
     assert chunked.tokens == whole.tokens

@@ -63,7 +63,11 @@ def edit_index(folder: Path, **changes: str) -> None:
 
 def read_all(folder: Path) -> dict[str, torch.Tensor]:
     checkpoint = Checkpoint(folder)
-    return checkpoint.read(checkpoint.names(), dtype=torch.float32, device=CPU)
+    return read(checkpoint, *checkpoint.names())
+
+
+def read(checkpoint: Checkpoint, *names: str) -> dict[str, torch.Tensor]:
+    return {name: checkpoint.tensor(name, dtype=torch.float32, device=CPU) for name in names}
 
 
 def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
@@ -179,34 +183,32 @@ def test_a_stage_reads_its_own_tensors_only(folder: Path, tensors: dict[str, tor
     for path in folder.glob("*.safetensors"):
         if path.name not in own:
             path.unlink()  # opening another shard would fail now
-    seen: list[int] = []
-    read = checkpoint.read(names, dtype=torch.float32, device=CPU, progress=seen.append)
     assert 0 < len(own) < 6
-    assert_same(read, {name: tensors[name] for name in names})
-    assert checkpoint.bytes_read == sum(seen) == sum(tensors[name].nbytes for name in names)
+    assert_same(read(checkpoint, *names), {name: tensors[name] for name in names})
+    assert checkpoint.bytes_read == sum(tensors[name].nbytes for name in names)
 
 
-def test_a_name_asked_for_twice_is_read_once(folder: Path) -> None:
+def test_bytes_are_counted_as_they_are_stored(folder: Path) -> None:
     checkpoint = Checkpoint(folder)
-    checkpoint.read([NORM, NORM], dtype=torch.bfloat16, device=CPU)
+    checkpoint.tensor(NORM, dtype=torch.bfloat16, device=CPU)
     assert checkpoint.bytes_read == 64 * 4
 
 
 def test_tensors_outlive_the_file(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
-    read = Checkpoint(folder).read([NORM], dtype=torch.float32, device=CPU)
+    norm = read(Checkpoint(folder), NORM)[NORM]
     for path in folder.glob("*.safetensors"):
         path.write_bytes(b"")
-    assert torch.equal(read[NORM], tensors[NORM])
+    assert torch.equal(norm, tensors[NORM])
 
 
 def test_an_unknown_name_or_a_vanished_shard_is_named(folder: Path) -> None:
     checkpoint = Checkpoint(folder)
     with pytest.raises(ModelError, match="no_such_tensor is missing"):
-        checkpoint.read(["no_such_tensor"], dtype=torch.float32, device=CPU)
+        read(checkpoint, "no_such_tensor")
     shard = checkpoint.headers[NORM].shard
     (folder / shard).unlink()
     with pytest.raises(ModelError, match=rf"{shard} can't be read"):
-        checkpoint.read([NORM], dtype=torch.float32, device=CPU)
+        read(checkpoint, NORM)
 
 
 @pytest.mark.parametrize(

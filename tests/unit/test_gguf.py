@@ -224,7 +224,10 @@ def test_user_defined_tokens_are_matched_but_not_special(plain: Path, tmp_path: 
 
 
 BAD_METADATA = [
-    ({"general.architecture": "qwen2"}, r"architecture 'qwen2' is not supported; supported: llama"),
+    (
+        {"general.architecture": "phi3"},
+        r"architecture 'phi3' is not supported; supported: lla",
+    ),
     ({"llama.rope.dimension_count": 8}, r"rotary embedding of 8 of 16"),
     ({"llama.expert_count": 8}, r"mixture-of-experts"),
     ({"split.count": 2, "split.no": 0}, r"m\.gguf is part 1 of 2 of one model: merge them"),

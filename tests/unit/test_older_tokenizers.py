@@ -121,7 +121,7 @@ def field(number: int, payload: bytes) -> bytes:
         (b"\x0a\xff cut", "is not sentencepiece's"),
         (b"IQ== 0\nIg== 1\n" * 9, r"tokenizer\.model"),  # tiktoken's
         (b"", "holds no pieces"),
-        (field(1, field(1, b"a")), "model_type 1 is not supported, only BPE"),
+        (field(1, field(1, b"a")) + field(2, b"\x18\x04"), "model_type 4 is not supported"),
         (field(1, field(1, b"a")) + field(2, b"\x18\x02"), "its normalizer changes the text"),
         (
             field(1, field(1, b"a")) + field(2, b"\x18\x02") + field(3, b"\x20\x00"),

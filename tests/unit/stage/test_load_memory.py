@@ -1,0 +1,74 @@
+"""Loading a stage needs room for its weights once: what was packed is not kept beside it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from orca_dist.spec import parse_spec
+from orca_dist.weights.lazy import LazyTensors
+from orca_dist.weights.names import LM_HEAD, model_tensors, tensor_shapes
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 320,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "max_position_embeddings": 64,
+    "dtype": "float32",
+}
+LOAD = """
+import sys
+from pathlib import Path
+from orca_dist.core import split_layers
+from orca_dist.stage.worker import StageWorker
+from tests.fixtures.thread_pipeline import stage_setup
+
+def kilobytes(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key))
+
+worker = StageWorker(host="127.0.0.1")
+setup = stage_setup(Path(sys.argv[1]), 0, split_layers(4, 1), "float32")
+before = kilobytes("VmRSS")
+loaded = worker.load(setup)
+print((kilobytes("VmHWM") - before) * 1024 / loaded.weight_bytes)
+"""
+
+
+def test_the_peak_is_not_twice_the_weights(tmp_path: Path) -> None:
+    spec = parse_spec(CONFIG)
+    shapes = tensor_shapes(spec, model_tensors(spec, {LM_HEAD}))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    save_file(
+        {name: torch.ones(shape) for name, shape in shapes.items()}, tmp_path / "model.safetensors"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", LOAD, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert 0.9 < float(run.stdout) < 1.6
+
+
+def test_each_is_read_when_asked_for_and_a_shared_one_once() -> None:
+    read: list[str] = []
+
+    def make(name: str) -> torch.Tensor:
+        read.append(name)
+        return torch.ones(1)
+
+    tensors = LazyTensors({"embed": "E", "lm_head": "E", "norm": "N"}, make)
+    assert (list(tensors), len(tensors)) == (["embed", "lm_head", "norm"], 3)
+    assert ("norm" in tensors, "q_norm" in tensors) == (True, False)
+    assert tensors.get("q_norm") is None
+    assert not read
+    assert tensors["lm_head"] is tensors["embed"]
+    assert tensors["norm"] is not None
+    assert read == ["E", "N"]
