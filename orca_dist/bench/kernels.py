@@ -1,8 +1,8 @@
 """CPU kernels against what they replace, on shapes that a served model meets.
 
-A kernel is one entry of KERNELS: it makes a call to time of a Setting and of the kernels to
-use. Ours and torch's do the same work on the same inputs and take turns, so that a slow
-moment of the machine meets both. That they agree is the tests' business.
+A kernel is one entry of KERNELS: from a Setting it makes the two calls of a Contest, which
+do the same work on the same inputs. They take turns, so that a slow moment of the machine
+meets both. That they agree is the tests' business.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 import torch
-from orca_kernels import AttentionContext, Kernels, kernels_for
-from orca_kernels.dispatch import TORCH
+from orca_kernels import AttentionContext, Kernels
+from orca_kernels.cpu.build import BuildError, load_library
+from orca_kernels.cpu.linear import CpuLinear
+from orca_kernels.dispatch import TORCH, MakeLinear, cpu_kernels
 
 from orca_dist.errors import ConfigError
 from orca_dist.spec import ModelSpec
 
 BLOCK_SIZE = 16
+MIN_WEIGHTS, MAX_LAYERS = 40_000_000, 64  # 80 MB at two bytes: more than caches hold
 MIN_SAMPLE_S = 0.002  # a sample repeats its call until it takes about so long
 Call = Callable[[], object]
 
@@ -57,90 +61,101 @@ class Setting:
     num_threads: int
 
 
-def attention(setting: Setting, kernels: Kernels) -> Call:
-    """One layer's, requests' blocks scattered over the cache."""
-    q_TND, _, _ = _heads(setting)
-    context, k_BSMD, v_BSMD = _cache(setting)
-    scale = setting.spec.attention_scale
-    return lambda: kernels.paged_attention(q_TND, k_BSMD, v_BSMD, context, scale)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """The same work twice."""
+
+    kernel: Call
+    reference: Call
 
 
-def matmul(setting: Setting, kernels: Kernels) -> Call:
-    """The largest of a layer, with weights that are exact in bfloat16, as most checkpoints' are."""
-    spec, dtype = setting.spec, setting.dtype
-    weight_FK = torch.randn(2 * spec.intermediate_size, spec.hidden_size).bfloat16().to(dtype)
-    linear, x_TK = kernels.linear(weight_FK), _rows(setting, spec.hidden_size)
-    return lambda: linear(x_TK)
+def attention(setting: Setting) -> Contest:
+    """One layer's paged attention, requests' blocks scattered over the cache."""
+    spec, spans = setting.spec, setting.shape.spans
+    context = _context(spans)
+    cache = (len(context.flat_blocks), BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
+    k_BSMD, v_BSMD = (torch.randn(cache).to(setting.dtype) for _ in range(2))
+    heads = (setting.shape.num_rows, spec.num_heads, spec.head_dim)
+    q_TND = torch.randn(heads).to(setting.dtype)
+    arguments = (q_TND, k_BSMD, v_BSMD, context, spec.attention_scale)
+    return _contest(setting, lambda kernels: lambda: kernels.paged_attention(*arguments))
 
 
-def rms_norm(setting: Setting, kernels: Kernels) -> Call:
-    """Of the hidden state."""
+def matmuls(setting: Setting) -> Contest:
+    """The four of a layer, from memory; bfloat16 holds their weights, as those of checkpoints."""
+    library = load_library()
+
+    def ours(weight_FK: torch.Tensor, bias_F: torch.Tensor | None = None) -> CpuLinear:
+        return CpuLinear(library, setting.num_threads, weight_FK, bias_F)
+
+    return Contest(kernel=_layers(setting, ours), reference=_layers(setting, TORCH.linear))
+
+
+def rms_norm(setting: Setting) -> Contest:
+    """Before attention."""
     spec = setting.spec
-    x_TH, weight_H = (
-        _rows(setting, spec.hidden_size),
-        torch.ones(spec.hidden_size).to(setting.dtype),
+    x_TH = torch.randn(setting.shape.num_rows, spec.hidden_size).to(setting.dtype)
+    weight_H = torch.randn(spec.hidden_size).to(setting.dtype)
+    return _contest(setting, lambda kernels: lambda: kernels.rms_norm(x_TH, weight_H, 1e-5))
+
+
+def silu_mul(setting: Setting) -> Contest:
+    """The MLP's gate."""
+    columns = 2 * setting.spec.intermediate_size
+    gate_up_TF = torch.randn(setting.shape.num_rows, columns).to(setting.dtype)
+    return _contest(setting, lambda kernels: lambda: kernels.silu_mul(gate_up_TF))
+
+
+def rotate_and_write(setting: Setting) -> Contest:
+    """Rotation of queries and keys, and the write of keys and values."""
+    spec, num_rows = setting.spec, setting.shape.num_rows
+    N, M, D = spec.num_heads, spec.num_kv_heads, spec.head_dim
+    qkv_TF = torch.randn(num_rows, (N + 2 * M) * D).to(setting.dtype)
+    parts = qkv_TF.split([N * D, M * D, M * D], dim=-1)
+    q_TND, k_TMD, v_TMD = (part.unflatten(-1, (-1, D)) for part in parts)
+    cos, sin = (torch.randn(num_rows, 1, D).to(setting.dtype) for _ in range(2))
+    context = AttentionContext(
+        starts=[], lengths=[], blocks=[], slots_T=torch.randperm(num_rows + BLOCK_SIZE)[:num_rows]
     )
-    late = spec.rounds_late
-    return lambda: kernels.rms_norm(x_TH, weight_H, spec.rms_norm_eps, rounds_late=late)
+    caches = [torch.zeros(num_rows + BLOCK_SIZE, 1, M, D, dtype=setting.dtype) for _ in range(2)]
+    arguments = (q_TND, k_TMD, v_TMD, (cos, sin), *caches, context)
+    return _contest(setting, lambda kernels: lambda: kernels.rotate_and_write(*arguments))
 
 
-def silu_mul(setting: Setting, kernels: Kernels) -> Call:
-    """Of an MLP's inner rows."""
-    gate_up_TF = _rows(setting, 2 * setting.spec.intermediate_size)
-    return lambda: kernels.silu_mul(gate_up_TF)
-
-
-def rotate_and_write(setting: Setting, kernels: Kernels) -> Call:
-    """Rotary embedding and the cache's new keys and values."""
-    heads = _heads(setting)
-    context, k_BSMD, v_BSMD = _cache(setting)
-    angles = torch.randn(setting.shape.num_rows, 1, setting.spec.head_dim)
-    rotation = angles.cos().to(setting.dtype), angles.sin().to(setting.dtype)
-    return lambda: kernels.rotate_and_write(*heads, rotation, k_BSMD, v_BSMD, context)
-
-
-KERNELS: Mapping[str, Callable[[Setting, Kernels], Call]] = {
+KERNELS: Mapping[str, Callable[[Setting], Contest]] = {
     "attention": attention,
-    "matmul": matmul,
+    "matmuls": matmuls,
     "rms_norm": rms_norm,
     "silu_mul": silu_mul,
     "rotate_and_write": rotate_and_write,
 }
 
 
-def both(name: str, setting: Setting) -> tuple[Call, Call]:
-    """Ours and torch's, each of its own copy of the same inputs.
-
-    Raises ConfigError where ours can't be compiled.
-    """
-    ours = kernels_for(torch.device("cpu"), setting.dtype, setting.num_threads)
-    if ours is TORCH:
-        raise ConfigError(f"kernels = {name}: can't be compiled here, see the log's warning")
-    return _made(name, setting, ours), _made(name, setting, TORCH)
+def _contest(setting: Setting, call_of: Callable[[Kernels], Call]) -> Contest:
+    ours = cpu_kernels(setting.dtype, setting.num_threads)
+    return Contest(kernel=call_of(ours), reference=call_of(TORCH))
 
 
-def _made(name: str, setting: Setting, kernels: Kernels) -> Call:
-    torch.manual_seed(0)
-    return KERNELS[name](setting, kernels)
-
-
-def _rows(setting: Setting, width: int) -> torch.Tensor:
-    return torch.randn(setting.shape.num_rows, width).to(setting.dtype)
-
-
-def _heads(setting: Setting) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q, k and v, views of what one matmul gives, as in the decoder."""
+def _layers(setting: Setting, make: MakeLinear) -> Call:
+    """A call runs one layer; layers take turns, so many that no cache holds them all."""
     spec = setting.spec
-    N, M, D = spec.num_heads, spec.num_kv_heads, spec.head_dim
-    q, k, v = _rows(setting, (N + 2 * M) * D).split([N * D, M * D, M * D], dim=-1)
-    return q.unflatten(-1, (N, D)), k.unflatten(-1, (M, D)), v.unflatten(-1, (M, D))
-
-
-def _cache(setting: Setting) -> tuple[AttentionContext, torch.Tensor, torch.Tensor]:
-    context, spec = _context(setting.shape.spans), setting.spec
-    cache = (len(context.flat_blocks), BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
-    k_BSMD, v_BSMD = (torch.randn(cache).to(setting.dtype) for _ in range(2))
-    return context, k_BSMD, v_BSMD
+    hidden, inner, queries = (
+        spec.hidden_size,
+        spec.intermediate_size,
+        spec.num_heads * spec.head_dim,
+    )
+    both = queries + 2 * spec.num_kv_heads * spec.head_dim
+    sizes = ((both, hidden), (hidden, queries), (2 * inner, hidden), (hidden, inner))
+    num_layers = min(MAX_LAYERS, 1 + MIN_WEIGHTS // sum(F * K for F, K in sizes))
+    torch.manual_seed(0)  # the same for both sides
+    layers = cycle(
+        [
+            [make(torch.randn(size).bfloat16().to(setting.dtype)) for size in sizes]
+            for _ in range(num_layers)
+        ]
+    )
+    inputs = [torch.randn(setting.shape.num_rows, K).to(setting.dtype) for _, K in sizes]
+    return lambda: [multiply(x) for multiply, x in zip(next(layers), inputs, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +210,13 @@ def measure(
 
 @torch.inference_mode()
 def _row(name: str, setting: Setting, rounds: int) -> KernelRow:
+    torch.manual_seed(0)
     torch.set_num_threads(setting.num_threads)
-    kernel, other = take_turns(both(name, setting), rounds)
+    try:
+        contest = KERNELS[name](setting)
+    except BuildError as error:
+        raise ConfigError(f"kernels = {name}: can't be compiled here: {error}") from None
+    kernel, other = take_turns([contest.kernel, contest.reference], rounds)
     return KernelRow(
         kernel=name,
         shape=setting.shape.name,

@@ -2,8 +2,8 @@
 
 A process of its own, as a stage is: bench.roofline starts one for each, with its
 StageMatmuls as JSON on the first line of stdin. Every further line is a Round, answered
-with its Seconds. Weights are random, of their own for each layer as in a stage: what
-counts are their sizes.
+with its Seconds. Weights are random, of their own for each layer as in a stage, and such
+as bfloat16 holds: what counts are their sizes.
 """
 
 from __future__ import annotations
@@ -46,19 +46,23 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seconds:
-    """The answer to a Round: of all layers, of the head, and of reading READ_BYTES."""
+    """The answer to a Round: of all layers, of the head, and of reading READ_BYTES.
+
+    `layer_bytes`, `head_bytes`: what a pass over all layers or the head reads of weights.
+    """
 
     layers: list[float]
     head: list[float]
     read: float
+    layer_bytes: int
+    head_bytes: int
 
 
 class Matmuls:
-    """The matrices of a stage, packed by the kernels that a stage would use."""
+    """The packed matrices of a stage."""
 
     def __init__(self, spec: ModelSpec, stage: StageMatmuls) -> None:
         self._dtype: torch.dtype = getattr(torch, stage.dtype)
-        self._own_dtype = torch.bfloat16 if spec.dtype == "bfloat16" else self._dtype
         self._kernels = kernels_for(torch.device("cpu"), self._dtype, stage.num_threads)
         hidden, inner = spec.hidden_size, spec.intermediate_size
         q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
@@ -83,13 +87,14 @@ class Matmuls:
             layers=[self._time(self._layers, rows) for rows in wanted.rows],
             head=[self._time(self._head, rows) for rows in wanted.sampled],
             read=_seconds(read.sum),
+            layer_bytes=sum(linear.nbytes for _, linear in self._layers),
+            head_bytes=sum(linear.nbytes for _, linear in self._head),
         )
 
     def _linear(self, outputs: int, inputs: int, *, has_bias: bool) -> Linear:
-        """Values as the checkpoint's dtype has them: what is exact in bfloat16 is kept so."""
-        weight_FK = torch.empty(outputs, inputs, dtype=self._own_dtype).uniform_(-0.1, 0.1)
+        weight_FK = torch.empty(outputs, inputs).uniform_(-0.1, 0.1).bfloat16().to(self._dtype)
         bias_F = torch.zeros(outputs, dtype=self._dtype) if has_bias else None
-        return self._kernels.linear(weight_FK.to(self._dtype), bias_F)
+        return self._kernels.linear(weight_FK, bias_F)
 
     def _time(self, linears: list[tuple[int, Linear]], rows: int) -> float:
         x = {width: torch.ones(rows, width, dtype=self._dtype) for width in self._widths}

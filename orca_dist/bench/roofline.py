@@ -25,12 +25,11 @@ import numpy as np
 
 from orca_dist.bench.matmuls import READ_BYTES, Round, Seconds, StageMatmuls
 from orca_dist.bench.offline import OfflineResult, OfflineRun
-from orca_dist.config import DeviceKind, Dtype, EngineConfig
-from orca_dist.engine.settle import ITEMSIZE, cpus_per_stage, settle_device, settle_dtype
+from orca_dist.config import DeviceKind, EngineConfig
+from orca_dist.engine.settle import cpus_per_stage, settle_device, settle_dtype
 from orca_dist.errors import ConfigError, StartupError
 from orca_dist.metrics.trace import PlanTrace, StageSpan
-from orca_dist.sim.shapes import shape_of
-from orca_dist.spec import ModelSpec, load_spec
+from orca_dist.spec import load_spec
 
 MATMULS_MODULE = "orca_dist.bench.matmuls"
 MAX_COUNTS = 32  # numbers of rows that are timed; those between are interpolated
@@ -82,19 +81,16 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
-    """Seconds by rows, of a stage's layers and of its head; bytes read in a second."""
+    """Seconds by rows, of a stage's layers and of its head; bytes read in a second.
+
+    `layer_bytes`, `head_bytes`: of their matrices; the head is read where anybody samples.
+    """
 
     layers: Mapping[int, float]
     head: Mapping[int, float]
     read_bytes_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageBytes:
-    """Of a stage's matrices; the head is read where anybody samples."""
-
-    layers: int
-    head: int
+    layer_bytes: int
+    head_bytes: int
 
 
 def check_roofline(config: EngineConfig) -> None:
@@ -135,10 +131,9 @@ def make_roofline(
     rows = rows_of(run.plans)
     wanted = Round(rows=chosen(rows.batch), sampled=chosen(rows.sampled))
     timed = time_stages(stages, wanted, rounds, on_progress)
-    sizes = [stage_bytes(spec, stage) for stage in stages]
     shares = [
-        stage_shares(run.plans, index, run.result.wall_s, sizes[index], timed[index])
-        for index in range(len(stages))
+        stage_shares(run.plans, index, run.result.wall_s, times)
+        for index, times in enumerate(timed)
     ]
     matmul_s = [each.matmul_s for each in shares]
     return Roofline(
@@ -184,19 +179,8 @@ def interpolated(timed: Mapping[int, float], rows: int) -> float:
 # ---- where a stage's time went -------------------------------------------
 
 
-def stage_bytes(spec: ModelSpec, stage: StageMatmuls) -> StageBytes:
-    """From shapes; weights of a bfloat16 checkpoint stay so, whatever is computed in."""
-    shape = shape_of(spec)
-    kept = Dtype.BFLOAT16 if spec.dtype == Dtype.BFLOAT16 else Dtype(stage.dtype)
-    itemsize = ITEMSIZE[kept]
-    return StageBytes(
-        layers=stage.num_layers * shape.layer_weights * itemsize,
-        head=shape.head_weights * itemsize if stage.has_head else 0,
-    )
-
-
 def stage_shares(
-    plans: Sequence[PlanTrace], stage: int, wall_s: float, size: StageBytes, times: StageTimes
+    plans: Sequence[PlanTrace], stage: int, wall_s: float, times: StageTimes
 ) -> StageShares:
     """What no phase accounts for is waiting."""
     spans = sorted((plan.spans[stage] for plan in plans), key=lambda span: span.compute_start_s)
@@ -204,9 +188,11 @@ def stage_shares(
     sending_s = sum(span.sent_s - span.compute_end_s for span in spans)
     receiving_s = sum(_receiving(spans))
     matmul_s = sum(_matmul_s(plan, times) for plan in plans)
-    num_bytes = sum(size.layers + (size.head if plan.num_sampled else 0) for plan in plans)
+    num_bytes = sum(
+        times.layer_bytes + (times.head_bytes if plan.num_sampled else 0) for plan in plans
+    )
     return StageShares(
-        weight_bytes=size.layers + size.head,
+        weight_bytes=times.layer_bytes + times.head_bytes,
         matmul_s=matmul_s,
         other_compute_s=computing_s - matmul_s,
         computing_s=computing_s,
@@ -264,6 +250,8 @@ def medians(wanted: Round, answers: Sequence[Seconds]) -> StageTimes:
         layers=dict(zip(wanted.rows, map(statistics.median, layers), strict=True)),
         head=dict(zip(wanted.sampled, map(statistics.median, head), strict=True)),
         read_bytes_s=READ_BYTES / statistics.median(each.read for each in answers),
+        layer_bytes=answers[0].layer_bytes,
+        head_bytes=answers[0].head_bytes,
     )
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from orca_dist.bench.matmuls import READ_BYTES, Round, Seconds
 from orca_dist.bench.roofline import (
-    StageBytes,
     StageTimes,
     check_roofline,
     chosen,
@@ -52,7 +51,13 @@ PLANS = [
     plan(2, (4,), 0, span(2.0, 2.5, 4.5, 4.5)),  # there before the first was done: 0.25 receiving
     plan(3, (1, 1, 1, 1), 4, span(6.0, 6.0, 7.0, 7.5)),  # 1.5 without a plan
 ]
-TIMES = StageTimes(layers={4: 0.25, 8: 0.75}, head={1: 0.125, 4: 0.25}, read_bytes_s=1000.0)
+TIMES = StageTimes(
+    layers={4: 0.25, 8: 0.75},
+    head={1: 0.125, 4: 0.25},
+    read_bytes_s=1000.0,
+    layer_bytes=100,
+    head_bytes=50,
+)
 
 
 def test_rows_are_those_of_the_batches_and_the_head_is_for_who_samples() -> None:
@@ -62,7 +67,7 @@ def test_rows_are_those_of_the_batches_and_the_head_is_for_who_samples() -> None
 
 
 def test_a_stages_parts_add_up_to_the_wall_time() -> None:
-    shares = stage_shares(PLANS, 1, 10.0, StageBytes(layers=100, head=50), TIMES)
+    shares = stage_shares(PLANS, 1, 10.0, TIMES)
     assert (shares.receiving_s, shares.computing_s, shares.sending_s) == (0.75, 3.5, 0.75)
     assert shares.waiting_s == 10.0 - 0.75 - 3.5 - 0.75
     assert shares.matmul_s == 0.75 + 0.125 + 0.25 + 0.25 + 0.25
@@ -90,9 +95,9 @@ def test_between_two_that_were_timed_lies_a_line() -> None:
 
 def test_medians_are_taken_over_the_rounds() -> None:
     answers = [
-        Seconds(layers=[1.0, 5.0], head=[0.1], read=2.0),
-        Seconds(layers=[3.0, 4.0], head=[0.3], read=1.0),
-        Seconds(layers=[2.0, 9.0], head=[0.2], read=4.0),
+        Seconds(layers=[1.0, 5.0], head=[0.1], read=2.0, layer_bytes=7, head_bytes=3),
+        Seconds(layers=[3.0, 4.0], head=[0.3], read=1.0, layer_bytes=7, head_bytes=3),
+        Seconds(layers=[2.0, 9.0], head=[0.2], read=4.0, layer_bytes=7, head_bytes=3),
     ]
     times = medians(Round(rows=[1, 8], sampled=[2]), answers)
     assert (times.layers, times.head) == ({1: 2.0, 8: 5.0}, {2: 0.2})
