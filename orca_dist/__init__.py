@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from orca_dist.client import AsyncClient, Client
+    from orca_dist.client import AsyncClient, Client, Tls
     from orca_dist.config import EngineConfig
     from orca_dist.errors import OrcaError
     from orca_dist.llm import LLM, Completion
@@ -24,6 +24,7 @@ __all__ = [
     "EngineConfig",
     "OrcaError",
     "SamplingParams",
+    "Tls",
 ]
 
 _HOMES = {
@@ -34,6 +35,7 @@ _HOMES = {
     "OrcaError": "orca_dist.errors",
     "Client": "orca_dist.client",
     "AsyncClient": "orca_dist.client",
+    "Tls": "orca_dist.client",
 }
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orca_dist.config import LogConfig, LogFormat, LogLevel
+
+SECRET_HEADER = "orca-run-secret-bin"  # of the call that opens a control stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +18,7 @@ class StageBootstrap:
 
     stage: int
     control_address: str
-    secret: str
+    secret: str = field(repr=False)
     host: str = ""
     log_level: LogLevel = LogLevel.WARNING
     log_format: LogFormat = LogFormat.TEXT

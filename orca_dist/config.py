@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from pathlib import Path
 
 from orca_dist.core import Batching, Forming, MemoryKind
 from orca_dist.errors import ConfigError
@@ -16,6 +17,9 @@ MAX_TIMEOUT_S = 86400.0
 MAX_CPUS = 1024
 MAX_TOKENS = 2**31
 MAX_WAIT = 1_000_000
+MAX_PORT = 65535
+MAX_STREAMS = 2**31 - 1
+MAX_MESSAGE_BYTES = 2**31 - 1
 TIMEOUTS = (
     "start_timeout_s",
     "recovery_timeout_s",
@@ -256,6 +260,59 @@ class ServerConfig:
     """Port to listen on; 0 picks a free one."""
     served_model_name: str = ""
     """Name that clients see; by default the model folder's own."""
+    tls_cert: Path | None = None
+    """PEM file with the server's certificate and those between it and its CA: the port talks TLS.
+    Read again when it changes, as tls_key and tls_client_ca are."""
+    tls_key: Path | None = None
+    """PEM file with the private key of tls_cert, not encrypted."""
+    tls_client_ca: Path | None = None
+    """PEM file with the CAs whose certificates clients have to show (mutual TLS)."""
+    api_keys_file: Path | None = None
+    """File of the callers' keys, a line `name:key` each; ORCA_API_KEYS can hold some, too. Read
+    again when it changes."""
+    allow_insecure: Switch = Switch.OFF
+    """Listen beyond this machine although anyone there could call (no keys, no tls_client_ca) or
+    read the keys (no tls_cert)."""
+    drain_s: float = 20.0
+    """Longest time for running answers to end after SIGTERM or SIGINT; a second signal ends them
+    at once."""
+    max_streams: int = 2048
+    """Most calls at once on one connection; a client holds back those beyond."""
+    max_request_bytes: int = 16 * 2**20
+    """Largest request message."""
+
+    def __post_init__(self) -> None:
+        """Plain words do for closed sets."""
+        word = _word(Switch, "allow_insecure", self.allow_insecure)
+        object.__setattr__(self, "allow_insecure", word)
+
+    def check(self) -> None:
+        """Raises ConfigError naming the first field that can't work."""
+        if not 0 <= self.port <= MAX_PORT:
+            raise ConfigError(f"port = {self.port}: must be in 0..{MAX_PORT}")
+        if not 0 <= self.drain_s <= MAX_TIMEOUT_S:
+            raise ConfigError(
+                f"drain_s = {self.drain_s}: must be at least 0 and at most {MAX_TIMEOUT_S:.0f} "
+                "(a day)"
+            )
+        for name, most in (("max_streams", MAX_STREAMS), ("max_request_bytes", MAX_MESSAGE_BYTES)):
+            if not 1 <= getattr(self, name) <= most:
+                raise ConfigError(
+                    f"{name} = {getattr(self, name)}: must be at least 1 and at most {most}"
+                )
+        self._check_tls()
+
+    def _check_tls(self) -> None:
+        """A certificate and its key go together, and clients' come on top."""
+        missing = "tls_key" if self.tls_key is None else "tls_cert"
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError(
+                f"{missing}: has to be given, too: tls_cert and tls_key belong together"
+            )
+        if self.tls_client_ca and not self.tls_cert:
+            raise ConfigError(
+                f"tls_client_ca = {self.tls_client_ca}: needs the server's own tls_cert and tls_key"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

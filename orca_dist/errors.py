@@ -14,6 +14,7 @@ ERROR_DOMAIN = "orca-dist"  # of the google.rpc.ErrorInfo that carries a code
 class OrcaError(Exception):
     """Something went wrong that nobody foresaw; the base of all others."""
 
+    retry_after_s: float | None = None  # how long to wait before the same call can go well
     code = "internal"
     status = "INTERNAL"
     exit_code = 1
@@ -32,8 +33,16 @@ class InvalidRequest(OrcaError):
         self.field = field
 
 
+class Unauthenticated(OrcaError):
+    """The call came without a key that the server knows."""
+
+    code = "unauthenticated"
+    status = "UNAUTHENTICATED"
+    fix = "Give a key of the server's: ORCA_API_KEY, --api-key-file, or Client(api_key=...)."
+
+
 class DuplicateRequest(OrcaError):
-    """The client-chosen id of a request is in use by a live one."""
+    """The client-chosen id of a request is in use by a live one of the same caller."""
 
     code = "duplicate_request"
     status = "ALREADY_EXISTS"
@@ -41,7 +50,7 @@ class DuplicateRequest(OrcaError):
 
 
 class UnknownRequest(OrcaError):
-    """No live request has this id: it never was, or it has ended."""
+    """No live request of this caller has this id: it never was, or it has ended."""
 
     code = "unknown_request"
     status = "NOT_FOUND"
@@ -112,6 +121,7 @@ class ServerUnavailable(OrcaError):
 class ServerClosing(ServerUnavailable):
     """The server is shutting down."""
 
+    retry_after_s = 1.0  # for another server, or this one's successor
     code = "server_closing"
     fix = "Send the request to another server, or again once this one is back."
 

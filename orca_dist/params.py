@@ -98,9 +98,14 @@ def _of_kind(name: str, value: object, kind: type, words: str) -> None:
         raise InvalidRequest(name, f"{value!r} is not {words}")
 
 
+def check_num_stops(num: int) -> None:
+    """Raises InvalidRequest for more stop texts than are allowed."""
+    if num > MAX_STOPS:
+        raise InvalidRequest("stop", f"{num} texts; at most {MAX_STOPS} are allowed")
+
+
 def _check_stop(stop: tuple[str, ...]) -> None:
-    if len(stop) > MAX_STOPS:
-        raise InvalidRequest("stop", f"{len(stop)} texts; at most {MAX_STOPS} are allowed")
+    check_num_stops(len(stop))
     for index, text in enumerate(stop):
         if not isinstance(text, str):
             raise InvalidRequest("stop", f"{text!r} is not a text")

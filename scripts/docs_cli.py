@@ -39,6 +39,10 @@ over the defaults below. `ORCA_CONFIG` names a file too. A name that doesn't exi
 error that lists near ones. Times are seconds. A list is `--split 8 7 7 8` on the command
 line (after MODEL), `split: [8, 7, 7, 8]` in the file and `ORCA_SPLIT="8 7 7 8"`.
 
+Keys are in no flag and no YAML file: `ORCA_API_KEYS` (of `serve`) and `ORCA_API_KEY` (of its
+clients) hold them, or the files that `--api-keys-file` and `--api-key-file` name
+([security.md](security.md)).
+
 ## Exit codes
 
 | code | meaning |
@@ -68,8 +72,31 @@ JSON_DOCUMENTS = """
 - `bench offline`: `total_tok_s`, `output_tok_s`, `wall_s`, `startup_s`, `ttft_s` (median),
   `stages` [{`busy`, `bubble`}], `peak_rss_mb` (all processes, shared pages once),
   `prompt_tokens`, `output_tokens`, `cached_tokens`, `preempted`, `iterations`
+- `bench frontend`: `rows` [{`stages`, `streams`, `iterations`, `batch` (requests in one, on
+  average), `cpu_ms` (of the serving process, an iteration) = `front_ms` + `master_ms` +
+  `control_ms` + `grpc_ms`, `generator_ms` (CPU time of the process that reads the streams),
+  `wall_ms`, `messages` (that reached it, an iteration), `tokens_s`, `tpot_s`}], `max_streams`
+  [{`stages`, `streams`}]
+- `bench kernels`: `rows` [{`kernel`, `shape`, `dtype`, `threads`, `kernel_us` and `reference_us`
+  (each {`median`, `low`, `high`}, the quartiles), `ratio` (reference over kernel)}]
+- `bench roofline`: `wall_s`, `total_tok_s`, `iterations`, `dtype`, `threads_per_stage`,
+  `distinct_rows` (of batches), `timed_rows` (numbers of rows that were timed), `matmul_s` (of all
+  stages), `busiest_stage`, `share` (its `matmul_s` over `wall_s`), `stages` [{`weight_bytes`,
+  `matmul_s` + `other_compute_s` = `computing_s`; `computing_s` + `receiving_s` + `sending_s` +
+  `waiting_s` = `wall_s`; `read_gb_s` (memory, all stages reading), `weight_read_s` (the weights
+  once an iteration at that rate)}]
 - `bench predict`: `measured`, `simulated` and `ratio` (simulated over measured), each
   {`throughput_req_s`, `normalized_latency_s`, `ttft_s`} (medians)
+- `bench chaos`: `rounds`, `requests` (during them), `lost`, `duplicated` and `differing` (of them),
+  `recoveries` (more than rounds where one fault took several), `leaked_slots`, `detection_s`,
+  `recovery_s` and `first_token_s` (each {`median`, `max`}, from the fault until the pipeline is
+  NOT_SERVING, SERVING again, and has brought a token), `faults` {word: {`rounds`, the same times}},
+  `each` [{`fault`, `stage`, the three times}]
+- `bench soak`: `requests`, `answered`, `cancelled`, `refused`, `failed` (ended as it should not),
+  `preempted`, `leaked_blocks`, `leaked_entries` (of all tables that have one for a request),
+  `leaked_threads`, `leaked_files` (sockets among them) and `rss_growth_mb` (each of the process
+  where it is worst), `warm` and `end` {`rss_mb`, `threads`, `files`} (of the server's process, then
+  of the stages)
 - `bench serve`: `requests` (sent), `completed`, `unfinished` (out when interrupted), `errors`
   {status: count}, `duration_s`, `throughput_req_s`, `output_tok_s`, `total_tok_s`,
   `prompt_tokens`, `output_tokens`, `cached_tokens`, `normalized_latency_s`, `ttft_s`, `tpot_s`,

@@ -1,10 +1,10 @@
-"""Attention over paged KV for a mixed batch: one interface, one backend a device.
+"""What a decoder layer computes, for one device: matmuls, norms, rotation, attention over paged KV.
 
-Orca's selective batching (§3, S2) runs everything else on the flat batch and only
-attention per request; these kernels are that one part.
+Orca's selective batching (§3, S2) runs everything on the flat batch but attention, which
+is per request and here one call for all of them.
 """
 
-from orca_kernels.context import AttentionContext
-from orca_kernels.dispatch import AttentionBackend, attention_backend
+from orca_kernels.context import AttentionContext, Rotation
+from orca_kernels.dispatch import Kernels, Linear, kernels_for
 
-__all__ = ["AttentionBackend", "AttentionContext", "attention_backend"]
+__all__ = ["AttentionContext", "Kernels", "Linear", "Rotation", "kernels_for"]

@@ -8,6 +8,8 @@ from itertools import accumulate
 
 import torch
 
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cos and sin of each row's angles, [T, 1, D]
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionContext:

@@ -1,32 +1,70 @@
-"""Which backend serves a device: the C++ kernel on CPUs that can compile it, else the reference."""
+"""Which kernels serve a device: the C++ ones on CPUs that can compile them, else plain torch."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from orca_kernels import reference
-from orca_kernels.context import AttentionContext
-from orca_kernels.cpu.attention import DTYPES, make_cpu_attention
-from orca_kernels.cpu.build import BuildError
+from orca_kernels.context import AttentionContext, Rotation
+from orca_kernels.cpu.attention import CpuAttention
+from orca_kernels.cpu.build import BuildError, load_library
+from orca_kernels.cpu.linear import CpuLinear
+from orca_kernels.cpu.rows import CpuRows
+from orca_kernels.linear import TorchLinear
 
 log = logging.getLogger(__name__)
 
+CPU_DTYPES = (torch.float32, torch.bfloat16)
 
-class WriteKV(Protocol):
-    """See reference.write_kv."""
+
+class Linear(Protocol):
+    """y = x W^T + b: [T, K] -> [T, F]. `nbytes`: of weight and bias, as they are kept."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __call__(self, x_TK: torch.Tensor) -> torch.Tensor: ...
+
+
+class MakeLinear(Protocol):
+    """Takes a weight [F, K] and a bias [F], and keeps what it needs of them."""
+
+    def __call__(self, weight_FK: torch.Tensor, bias_F: torch.Tensor | None = None) -> Linear: ...
+
+
+class RmsNorm(Protocol):
+    """See reference.rms_norm."""
+
+    def __call__(
+        self, x: torch.Tensor, weight_H: torch.Tensor, eps: float, *, rounds_late: bool = False
+    ) -> torch.Tensor: ...
+
+
+class SiluMul(Protocol):
+    """See reference.silu_mul."""
+
+    def __call__(self, gate_up_TF: torch.Tensor) -> torch.Tensor: ...
+
+
+class RotateAndWrite(Protocol):
+    """See reference.rotate_and_write."""
 
     def __call__(
         self,
+        q_TND: torch.Tensor,
         k_TMD: torch.Tensor,
         v_TMD: torch.Tensor,
+        rotation: Rotation | None,
         k_BSMD: torch.Tensor,
         v_BSMD: torch.Tensor,
         context: AttentionContext,
-    ) -> None: ...
+    ) -> torch.Tensor: ...
 
 
 class PagedAttention(Protocol):
@@ -44,25 +82,58 @@ class PagedAttention(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionBackend:
-    """The operations a device's kernels provide."""
+class Kernels:
+    """The operations of a decoder layer, as one device does them."""
 
     name: str
-    write_kv: WriteKV
+    linear: MakeLinear
+    rms_norm: RmsNorm
+    silu_mul: SiluMul
+    rotate_and_write: RotateAndWrite
     paged_attention: PagedAttention
 
 
-def attention_backend(
-    device: torch.device, dtype: torch.dtype, num_threads: int
-) -> AttentionBackend:
-    """The fastest backend for a device; one warning where it had to be the slow one."""
-    if device.type == "cpu" and dtype in DTYPES:
+def kernels_for(device: torch.device, dtype: torch.dtype, num_threads: int) -> Kernels:
+    """The fastest kernels for a device; one warning where it had to be the slow ones."""
+    if device.type == "cpu" and dtype in CPU_DTYPES:
         try:
-            return _backend("cpu", make_cpu_attention(num_threads))
+            return cpu_kernels(dtype, num_threads)
         except BuildError as error:
-            log.warning("attention runs in plain torch, which is slower: %s", error)
-    return _backend("reference", reference.paged_attention)
+            log.warning("kernels run in plain torch, which is slower: %s", error)
+    return TORCH
 
 
-def _backend(name: str, paged_attention: PagedAttention) -> AttentionBackend:
-    return AttentionBackend(name=name, write_kv=reference.write_kv, paged_attention=paged_attention)
+TORCH = Kernels(
+    name="torch",
+    linear=TorchLinear,
+    rms_norm=reference.rms_norm,
+    silu_mul=reference.silu_mul,
+    rotate_and_write=reference.rotate_and_write,
+    paged_attention=reference.paged_attention,
+)
+
+
+def cpu_kernels(dtype: torch.dtype, num_threads: int) -> Kernels:
+    """Ours; but matmuls in bfloat16 are oneDNN's where the CPU has instructions for them.
+
+    Raises BuildError.
+    """
+    library = load_library()
+    rows = CpuRows(library, num_threads)
+    multiplies_bf16 = dtype is torch.bfloat16 and _cpu_multiplies_bf16()
+    return Kernels(
+        name="cpu",
+        linear=TorchLinear if multiplies_bf16 else partial(CpuLinear, library, num_threads),
+        rms_norm=rows.rms_norm,
+        silu_mul=rows.silu_mul,
+        rotate_and_write=rows.rotate_and_write,
+        paged_attention=CpuAttention(library, num_threads),
+    )
+
+
+def _cpu_multiplies_bf16() -> bool:
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags or "bf16" in flags

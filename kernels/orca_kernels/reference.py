@@ -1,16 +1,67 @@
-"""The readable backend in plain torch: split, attend, merge (Orca §3, S2).
+"""The readable backend in plain torch: split, attend, merge (Orca §3, S2), and what each row needs.
 
 Every fused kernel is tested against it. Shapes: T rows of the batch, L rows and
-C context tokens of one request, N query heads, M KV heads, D head size, B
-blocks of S slots.
+C context tokens of one request, H hidden, N query heads, M KV heads, D head size,
+B blocks of S slots. Every function treats each row alike whatever the batch, so a
+request's bits don't depend on its neighbours.
 """
 
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention, silu
 
-from orca_kernels.context import AttentionContext
+from orca_kernels.context import AttentionContext, Rotation
+
+SERIAL_ELEMENTS = 32767  # elementwise operations on more are cut over threads, anywhere in a row
+
+
+def rms_norm(
+    x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float, *, rounds_late: bool = False
+) -> torch.Tensor:
+    """x / sqrt(mean(x²) + eps) * weight, computed in fp32 up to the weight, or with it."""
+    wide = x_TH.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if rounds_late:
+        return (weight_H * normed).to(x_TH.dtype)
+    return weight_H * normed.to(x_TH.dtype)
+
+
+def silu_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
+    """silu(first half) * second half."""
+    gate, up = gate_up_TF.chunk(2, dim=-1)
+    return _silu(gate) * up
+
+
+def _silu(x_TF: torch.Tensor) -> torch.Tensor:
+    """In pieces of whole rows on CPU: next to a cut inside a row, silu rounds differently."""
+    if x_TF.is_cuda or x_TF.numel() <= SERIAL_ELEMENTS or torch.get_num_threads() == 1:
+        return silu(x_TF)
+    num_rows = max(1, SERIAL_ELEMENTS // x_TF.shape[1])
+    return torch.cat([silu(rows) for rows in x_TF.split(num_rows)])
+
+
+def rotate_and_write(
+    q_TND: torch.Tensor,
+    k_TMD: torch.Tensor,
+    v_TMD: torch.Tensor,
+    rotation: Rotation | None,
+    k_BSMD: torch.Tensor,
+    v_BSMD: torch.Tensor,
+    context: AttentionContext,
+) -> torch.Tensor:
+    """Rotates q and k, if there is a rotation, and stores k and v; returns q, [T, N, D]."""
+    if rotation is not None:
+        q_TND, k_TMD = rotate(q_TND, rotation), rotate(k_TMD, rotation)
+    write_kv(k_TMD, v_TMD, k_BSMD, v_BSMD, context)
+    return q_TND
+
+
+def rotate(x_TND: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """Turns each pair (i, i + D / 2) of every head by its angle."""
+    cos, sin = rotation
+    left, right = x_TND.chunk(2, dim=-1)
+    return (x_TND * cos + torch.cat([-right, left], dim=-1) * sin).to(x_TND.dtype)
 
 
 def write_kv(

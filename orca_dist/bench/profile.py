@@ -9,7 +9,7 @@ iteration held and how long each stage computed.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from orca_dist.bench.calibrate import cost_document
@@ -29,14 +29,18 @@ def run_profile(
     log_config: LogConfig,
     *,
     seed: int,
+    passes: Sequence[tuple[int, int]] = PASSES,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, object]:
-    """The cost table as JSON; raises what Engine.start raises."""
+    """The cost table as JSON; raises what Engine.start raises.
+
+    `passes`: the least and the longest prompt of each.
+    """
     engine = Engine.start(model, config, log_config=log_config)
     try:
         limit = min(engine.max_model_len, engine.kv_tokens // max(PHASES))
         rng, ids = random.Random(seed), ordinary_ids(engine.spec.vocab_size)
-        phases = [(prompts, num) for prompts in PASSES for num in PHASES]
+        phases = [(prompts, num) for prompts in passes for num in PHASES]
         for done, (prompts, num) in enumerate(phases):
             on_progress(done, len(phases))
             jobs = [_job(rng, ids, prompts, limit) for _ in range(num)]

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 
+from orca_dist.cli.connecting import connect
 from orca_dist.cli.interrupts import Interrupted
 from orca_dist.cli.output import print_json
-from orca_dist.cli.settings import ClientConfig
+from orca_dist.cli.settings import AccessConfig, ClientConfig
 from orca_dist.config import LogConfig
 from orca_dist.errors import ConfigError, InvalidRequest, OrcaError
 from orca_dist.logs import Origin, set_up_logging
@@ -66,16 +67,17 @@ class Generate:
     """Print one JSON document at the end instead."""
     sampling: OmitArgPrefixes[SamplingFlags]
     client: OmitArgPrefixes[ClientConfig]
+    access: OmitArgPrefixes[AccessConfig]
     log: OmitArgPrefixes[LogConfig]
 
     def run(self) -> int:
         """Returns 0; raises the OrcaError that ended the call."""
-        from orca_dist.client import Client, joined
+        from orca_dist.client import joined
 
         params = self._checked()
         set_up_logging(self.log, Origin())
         prompt = self._prompt()
-        with Client(self.client.address) as client:
+        with connect(self.client, self.access) as client:
             with _usage_errors():
                 chunks = client.stream(
                     prompt, params, request_id=self.request_id, timeout_s=self.timeout_s

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from tyro.conf import OmitArgPrefixes
 
+from orca_dist.cli.connecting import connect
 from orca_dist.cli.output import print_json
-from orca_dist.cli.settings import ClientConfig
+from orca_dist.cli.settings import AccessConfig, ClientConfig
 from orca_dist.config import LogConfig
 from orca_dist.logs import Origin, set_up_logging
 
@@ -25,15 +26,14 @@ class Info:
     json: bool = False
     """Print one JSON document instead."""
     client: OmitArgPrefixes[ClientConfig]
+    access: OmitArgPrefixes[AccessConfig]
     log: OmitArgPrefixes[LogConfig]
 
     def run(self) -> int:
         """Returns 0; raises the OrcaError that ended the call."""
-        from orca_dist.client import Client
-
         self.client.check()
         set_up_logging(self.log, Origin())
-        with Client(self.client.address) as client:
+        with connect(self.client, self.access) as client:
             info = client.info(timeout_s=TIMEOUT_S)
         if self.json:
             print_json(_document(info))

@@ -12,6 +12,7 @@ import inspect
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -20,9 +21,12 @@ from tyro.conf import Positional
 from orca_dist.errors import ConfigError
 
 VARIABLE_PREFIX = "ORCA_"
+NO_SECRETS = "there is no such setting, for a secret would be there for others to read: "
 REFUSED = {
+    "api_key": f"{NO_SECRETS}set ORCA_API_KEY, or name a file by --api-key-file",
+    "api_keys": f"{NO_SECRETS}set ORCA_API_KEYS, or name a file by --api-keys-file",
     "trust_remote_code": "there is no such setting: code that comes with a model is never run; "
-    "models of the families in docs/models.md need none, whatever their config.json says"
+    "models of the families in docs/models.md need none, whatever their config.json says",
 }
 
 
@@ -84,7 +88,9 @@ def _field_docs(kind: type) -> dict[str, str]:
     return {name: text for base in bases for name, text in _own_docs(base).items()}
 
 
+@cache
 def _own_docs(kind: type) -> dict[str, str]:
+    """Parsing takes most of what a command takes to start: once a class is enough."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
     return {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from orca_dist.cli.interrupts import handling
 from orca_dist.cli.output import results_only
-from orca_dist.cli.settings import DEFAULT_MODEL
+from orca_dist.cli.settings import API_KEYS_VARIABLE, DEFAULT_MODEL
 from orca_dist.config import EngineConfig, LogConfig, ServerConfig
 from orca_dist.errors import PipelineLost
 from orca_dist.logs import Origin, set_up_logging
@@ -23,7 +23,6 @@ from orca_dist.logs import Origin, set_up_logging
 if TYPE_CHECKING:
     from orca_dist.server import Server
 
-DRAIN_S = 2.0  # for running answers to end by themselves
 log = logging.getLogger(__name__)
 
 
@@ -45,6 +44,7 @@ class Serve:
     def run(self) -> int:
         """Returns 130 or 143 after a signal; raises PipelineLost and what start-up raises."""
         self.engine.check()
+        self.server.check()
         set_up_logging(self.log, Origin())
         with results_only() as results, asyncio.Runner() as runner:
             return _serve(self, runner, results)
@@ -55,7 +55,8 @@ def _serve(command: Serve, runner: asyncio.Runner, results: TextIO) -> int:
     from orca_dist.llm import resolve_model
     from orca_dist.server import listen
 
-    listener = runner.run(listen(command.server))
+    api_keys = os.environ.pop(API_KEYS_VARIABLE, "")  # no stage is to inherit them
+    listener = runner.run(listen(command.server, api_keys))
     try:
         model = ServedModel.load(resolve_model(command.model, command.engine))
         with running_engine(model, command.engine, command.log) as engine:
@@ -67,27 +68,43 @@ def _serve(command: Serve, runner: asyncio.Runner, results: TextIO) -> int:
                 max_queue_tokens=command.engine.max_queue_tokens,
                 listener=listener,
             )
-            return runner.run(_until_the_end(server, results))
+            return runner.run(_until_the_end(server, command.server.drain_s, results))
     finally:
         runner.run(listener.server.stop(None))
 
 
-async def _until_the_end(server: Server, results: TextIO) -> int:
+async def _until_the_end(server: Server, drain_s: float, results: TextIO) -> int:
     loop = asyncio.get_running_loop()
-    signalled: asyncio.Future[int] = loop.create_future()
+    signals: asyncio.Queue[int] = asyncio.Queue()
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
-        loop.call_soon_threadsafe(_settle, signalled, signum)
+        loop.call_soon_threadsafe(signals.put_nowait, signum)
 
     with handling(on_signal):
         async with server:
             print(f"ready {server.address}", file=results, flush=True)
+            signalled = asyncio.ensure_future(signals.get())
             end = await _first(signalled, asyncio.ensure_future(server.wait_lost()))
             if isinstance(end, PipelineLost):
                 raise end
-            log.info("%s: shutting down", signal.Signals(end).name)
-            await server.stop(DRAIN_S)
+            log.info(
+                "%s: shutting down; running answers have %g s to end, a second signal ends them",
+                signal.Signals(end).name,
+                drain_s,
+            )
+            await _stop(server, drain_s, signals)
             return 128 + end
+
+
+async def _stop(server: Server, drain_s: float, signals: asyncio.Queue[int]) -> None:
+    """Returns once all calls have ended: in their time, or at once after one more signal."""
+    draining = asyncio.ensure_future(server.stop(drain_s))
+    hurry = asyncio.ensure_future(signals.get())
+    await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
+    if hurry.done():
+        await server.stop()
+    hurry.cancel()
+    await draining
 
 
 async def _first(
@@ -99,8 +116,3 @@ async def _first(
         lost.cancel()
         return signalled.result()
     return lost.result()
-
-
-def _settle(future: asyncio.Future[int], value: int) -> None:
-    with contextlib.suppress(asyncio.InvalidStateError):
-        future.set_result(value)

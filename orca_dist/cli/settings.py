@@ -18,11 +18,14 @@ import yaml
 
 from orca_dist.cli.knobs import VARIABLE_PREFIX, Knob, knobs, near, refuse_by_name
 from orca_dist.cli.values import text_reader, yaml_reader
-from orca_dist.config import EngineConfig, LogConfig, ScheduleConfig, ServerConfig
+from orca_dist.config import EngineConfig, LogConfig, ScheduleConfig, ServerConfig, Switch
 from orca_dist.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"  # weights.fetch's, whose import would slow every command
 DEFAULT_ADDRESS = "127.0.0.1:50051"  # the client's, likewise
+API_KEYS_VARIABLE = "ORCA_API_KEYS"  # a server's
+API_KEY_VARIABLE = "ORCA_API_KEY"  # a client's
+SECRETS = (API_KEYS_VARIABLE, API_KEY_VARIABLE)  # read by those who need them, kept by nobody else
 HOST_PORT = re.compile(r"(\[[^\s/\[\]]+\]|[^\s/:\[\]]+):([0-9]{1,5})")
 MAX_PORT = 65535
 T = TypeVar("T")
@@ -52,8 +55,34 @@ class ClientConfig:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessConfig:
+    """What the server asks for. The key itself is in ORCA_API_KEY or a file, never in a flag."""
+
+    api_key_file: Path | None = None
+    """File with the API key to call with; without it, ORCA_API_KEY counts."""
+    tls: Switch = Switch.OFF
+    """Talk TLS; on by itself with any of the four below."""
+    tls_ca: Path | None = None
+    """PEM file with the CA of the server's certificate; by default the well-known ones."""
+    tls_client_cert: Path | None = None
+    """PEM file with the client's own certificate, for a server that asks for one."""
+    tls_client_key: Path | None = None
+    """PEM file with the private key of tls_client_cert."""
+    tls_server_name: str = ""
+    """Name in the server's certificate, where it isn't the address's."""
+    insecure_key: Switch = Switch.OFF
+    """Send the API key to another machine without TLS."""
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether the flags ask for it, in one way or another."""
+        files = (self.tls_ca, self.tls_client_cert, self.tls_client_key)
+        return self.tls is Switch.ON or any(files) or bool(self.tls_server_name)
+
+
 FILE_GROUPS: tuple[type, ...] = (ModelChoice, EngineConfig, ServerConfig, LogConfig)
-GROUPS: tuple[type, ...] = (*FILE_GROUPS, ClientConfig)
+GROUPS: tuple[type, ...] = (*FILE_GROUPS, ClientConfig, AccessConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +96,7 @@ class Settings:
     server: ServerConfig = field(default_factory=ServerConfig)
     log: LogConfig = field(default_factory=LogConfig)
     client: ClientConfig = field(default_factory=ClientConfig)
+    access: AccessConfig = field(default_factory=AccessConfig)
 
 
 def load_settings(environment: Mapping[str, str], config: Path | None) -> Settings:
@@ -83,6 +113,7 @@ def load_settings(environment: Mapping[str, str], config: Path | None) -> Settin
         server=_filled(ServerConfig(), values),
         log=_filled(LogConfig(), values),
         client=_filled(ClientConfig(), values),
+        access=_filled(AccessConfig(), values),
     )
 
 
@@ -96,7 +127,8 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     known["ORCA_CONFIG"] = Knob(name="config", type=Path, default=None, help="")
     reader = text_reader()
     values = {}
-    for variable in sorted(v for v in environment if v.startswith(VARIABLE_PREFIX)):
+    names = {v for v in environment if v.startswith(VARIABLE_PREFIX)}
+    for variable in sorted(names.difference(SECRETS)):
         if variable not in known:
             refuse_by_name(variable)
             raise ConfigError(f"{variable}: no such variable{near(variable, known)}")

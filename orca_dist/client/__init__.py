@@ -1,7 +1,7 @@
 """Clients of the generate service, blocking and asyncio. Needs neither torch nor ray."""
 
 from orca_dist.client.async_client import AsyncClient
-from orca_dist.client.channel import DEFAULT_ADDRESS
+from orca_dist.client.channel import DEFAULT_ADDRESS, Tls
 from orca_dist.client.results import (
     Chunk,
     Completion,
@@ -12,7 +12,7 @@ from orca_dist.client.results import (
     joined,
 )
 from orca_dist.client.sync_client import Client
-from orca_dist.errors import DeadlineExceeded, ServerUnavailable
+from orca_dist.errors import DeadlineExceeded, ServerUnavailable, Unauthenticated
 
 __all__ = [
     "DEFAULT_ADDRESS",
@@ -25,6 +25,8 @@ __all__ = [
     "ServerInfo",
     "ServerUnavailable",
     "StageInfo",
+    "Tls",
+    "Unauthenticated",
     "Usage",
     "joined",
 ]

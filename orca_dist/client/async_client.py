@@ -11,7 +11,7 @@ from google.protobuf.message import Message as ProtoMessage
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from orca_dist.client import results
-from orca_dist.client.channel import DEFAULT_ADDRESS, OPTIONS
+from orca_dist.client.channel import DEFAULT_ADDRESS, OPTIONS, Tls, key_metadata
 from orca_dist.client.errors import translate
 from orca_dist.client.requests import (
     GREEDY,
@@ -32,9 +32,25 @@ T = TypeVar("T")
 class AsyncClient:
     """As Client, on the running loop. Cancelling a task cancels its request."""
 
-    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        api_key: str = "",
+        tls: Tls | None = None,
+        insecure_key: bool = False,
+    ) -> None:
+        """`tls`: None talks plain text. Raises ConfigError for files that don't do, and for a key
+        that would leave this machine without TLS, unless `insecure_key` allows it.
+        """
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        self._metadata = key_metadata(api_key, address, tls, insecure_key=insecure_key)
+        if tls is None:
+            self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        else:
+            self._channel = grpc.aio.secure_channel(
+                address, tls.credentials(), options=tls.options()
+            )
         self._stub = generate_pb2_grpc.GenerateServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
@@ -95,7 +111,7 @@ class AsyncClient:
         return tuple((await self._call(self._stub.Tokenize, request, timeout_s)).token_ids)
 
     async def abort(self, request_id: str, *, timeout_s: float | None = None) -> None:
-        """End a live request, of this client or another; raises UnknownRequest without one."""
+        """End a live request of this caller; raises UnknownRequest without one."""
         await self._call(self._stub.Abort, abort_request(request_id), timeout_s)
 
     async def health(self, service: str = "", *, timeout_s: float | None = None) -> bool:
@@ -112,14 +128,14 @@ class AsyncClient:
         self, method: Callable[..., Awaitable[T]], request: ProtoMessage, timeout_s: float | None
     ) -> T:
         try:
-            return await method(request, timeout=timeout_s)
+            return await method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise translate(error, self.address) from None
 
     async def _chunks(
         self, request: pb.GenerateRequest, timeout_s: float | None
     ) -> AsyncIterator[Chunk]:
-        call = self._stub.GenerateStream(request, timeout=timeout_s)
+        call = self._stub.GenerateStream(request, timeout=timeout_s, metadata=self._metadata)
         try:
             async for message in call:
                 yield results.chunk(message)

@@ -27,6 +27,7 @@ from orca_dist.errors import (
     RequestFailed,
     ServerClosing,
     ServerUnavailable,
+    Unauthenticated,
     UnknownRequest,
 )
 
@@ -41,6 +42,7 @@ BY_CODE = {
         RequestCancelled,
         RequestFailed,
         ServerClosing,
+        Unauthenticated,
         UnknownRequest,
     )
 }
@@ -48,6 +50,7 @@ BY_STATUS: dict[grpc.StatusCode, type[OrcaError]] = {
     grpc.StatusCode.UNAVAILABLE: ServerUnavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.CANCELLED: RequestCancelled,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
 }
 FOREIGN = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
 D = TypeVar("D", bound=Message)

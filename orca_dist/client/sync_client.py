@@ -11,7 +11,7 @@ from google.protobuf.message import Message as ProtoMessage
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from orca_dist.client import results
-from orca_dist.client.channel import DEFAULT_ADDRESS, OPTIONS
+from orca_dist.client.channel import DEFAULT_ADDRESS, OPTIONS, Tls, key_metadata
 from orca_dist.client.errors import translate
 from orca_dist.client.requests import (
     GREEDY,
@@ -39,9 +39,23 @@ class Call(Protocol):
 class Client:
     """Connects on the first call. Every method raises an OrcaError where a call fails."""
 
-    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        api_key: str = "",
+        tls: Tls | None = None,
+        insecure_key: bool = False,
+    ) -> None:
+        """`tls`: None talks plain text. Raises ConfigError for files that don't do, and for a key
+        that would leave this machine without TLS, unless `insecure_key` allows it.
+        """
         self.address = address
-        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        self._metadata = key_metadata(api_key, address, tls, insecure_key=insecure_key)
+        if tls is None:
+            self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        else:
+            self._channel = grpc.secure_channel(address, tls.credentials(), options=tls.options())
         self._stub = generate_pb2_grpc.GenerateServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
@@ -80,7 +94,9 @@ class Client:
     ) -> Iterator[Chunk]:
         """The answer as it is generated; leaving the loop early cancels the request."""
         request = generate_request(prompt, params, request_id, priority)
-        return self._chunks(self._stub.GenerateStream(request, timeout=timeout_s))
+        return self._chunks(
+            self._stub.GenerateStream(request, timeout=timeout_s, metadata=self._metadata)
+        )
 
     def info(self, *, timeout_s: float | None = None) -> ServerInfo:
         """The pipeline's stages and limits."""
@@ -102,7 +118,7 @@ class Client:
         return tuple(self._call(self._stub.Tokenize, request, timeout_s).token_ids)
 
     def abort(self, request_id: str, *, timeout_s: float | None = None) -> None:
-        """End a live request, of this client or another; raises UnknownRequest without one."""
+        """End a live request of this caller; raises UnknownRequest without one."""
         self._call(self._stub.Abort, abort_request(request_id), timeout_s)
 
     def health(self, service: str = "", *, timeout_s: float | None = None) -> bool:
@@ -117,7 +133,7 @@ class Client:
 
     def _call(self, method: Callable[..., T], request: ProtoMessage, timeout_s: float | None) -> T:
         try:
-            return method(request, timeout=timeout_s)
+            return method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise translate(error, self.address) from None
 

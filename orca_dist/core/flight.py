@@ -17,6 +17,12 @@ class Flight:
     sampled: list[int]
     sent_s: float
 
+    @property
+    def unfinished(self) -> list[Entry]:
+        """In the middle of their prompt: no token returns for them."""
+        pairs = zip(self.entries, self.plan.samples, strict=True)
+        return [entry for entry, samples in pairs if not samples]
+
     def check_answered(self, result: PlanResult) -> None:
         """A stage that leaves a request without an answer would leave it in the pool for ever."""
         seq = self.plan.seq

@@ -43,6 +43,13 @@ class RequestPool:
     def num_admitted(self) -> int:
         return len(self._admitted)
 
+    @property
+    def num_entries(self) -> int:
+        """In all of its tables together."""
+        waiting = sum(map(len, self._lanes.values())) + len(self._lanes)
+        tables = (self.entries, self.deadlines, self._admitted, self._runnable)
+        return waiting + sum(len(table) for table in tables)
+
     def get(self, request_id: int) -> Entry | None:
         return self.entries.get(request_id)
 

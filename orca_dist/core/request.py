@@ -141,6 +141,12 @@ class Entry:
         self.known_len += num
         return (tokens if num == len(tokens) else tokens[:num]), reason
 
+    def fresh_logits(self, start: int, length: int, rows: bytes) -> bytes:
+        """Of the rows of positions [start, start + length) those that did not go out before."""
+        known = min(length, max(0, self.logits_len - start))
+        self.logits_len = max(self.logits_len, start + length)
+        return rows[known * (len(rows) // length) :]
+
     def rewind(self) -> None:
         """Forget all progress but the tokens: they will be computed anew."""
         self.computed_len -= self.scheduled_len

@@ -49,6 +49,12 @@ class Scheduler:
     def plans_in_flight(self) -> int:
         return len(self._in_flight)
 
+    @property
+    def num_entries(self) -> int:
+        """In all tables that have one for a request or a plan: 0 once all have left."""
+        tables = (self._in_flight, self._drops, self._suspects)
+        return self.pool.num_entries + sum(len(table) for table in tables)
+
     # ---- verbs ---------------------------------------------------------
 
     def submit(self, request: Request, now: float) -> None:
@@ -359,9 +365,7 @@ class Scheduler:
         for request_id, start, length in zip(plan.ids, plan.starts, plan.lengths, strict=True):
             entry, rows = self.pool.get(request_id), result.logits.get(request_id)
             if entry and rows:
-                known = min(length, max(0, entry.logits_len - start))
-                fresh[request_id] = rows[known * (len(rows) // length) :]
-                entry.logits_len = max(entry.logits_len, start + length)
+                fresh[request_id] = entry.fresh_logits(start, length, rows)
         return fresh
 
     def _failed(self, result: PlanResult) -> list[Output]:
@@ -375,10 +379,7 @@ class Scheduler:
 
     def _queue_unfinished(self, flight: Flight) -> None:
         """Without overlap, the next chunk of a prompt may go once the one before is back."""
-        pairs = zip(flight.entries, flight.plan.samples, strict=True)
-        self.pool.set_runnable(
-            [entry for entry, samples in pairs if not samples and entry.lease is not None]
-        )
+        self.pool.set_runnable([entry for entry in flight.unfinished if entry.lease is not None])
 
     def _accuse(self, fatal: Collection[int]) -> list[Output]:
         """Note who was in the fatal plans; who is guilty leaves."""

@@ -15,7 +15,9 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
+from orca_dist.bootstrap import SECRET_HEADER
 from orca_dist.errors import StartupError
 from orca_dist.proto.v1 import control_pb2 as pb
 
@@ -70,9 +72,7 @@ class ControlPlane:
 
     def _listen(self, host: str) -> tuple[grpc.Server, str]:
         server = grpc.server(_DaemonThreads(), options=OPTIONS)
-        connect = grpc.stream_stream_rpc_method_handler(
-            self._connect, request_deserializer=pb.StageMessage.FromString
-        )
+        connect = grpc.stream_stream_rpc_method_handler(self._connect)
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {"Connect": connect}),)
         )
@@ -83,40 +83,51 @@ class ControlPlane:
         server.start()
         return server, f"{host}:{port}"
 
-    def _connect(
-        self, messages: Iterator[pb.StageMessage], context: grpc.ServicerContext
-    ) -> Iterator[bytes]:
-        first = next(messages, None)
+    def _connect(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        if not self._is_ours(context):
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "wrong run secret")
+        first = _parsed(next(messages, b""))
         stage, outbox = self._welcome(first, context)
-        assert first is not None
         self._on_message(stage, first)
         threading.Thread(target=self._read, args=(stage, outbox, messages), daemon=True).start()
         yield from iter(outbox.get, None)
 
-    def _welcome(
-        self, first: pb.StageMessage | None, context: grpc.ServicerContext
-    ) -> tuple[int, Outbox]:
-        """The stage number of a proper hello and what is for it; anything else ends the stream."""
-        hello = first.hello if first is not None else pb.Hello()
-        if not hmac.compare_digest(hello.secret.encode(), self._secret.encode()):
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, "wrong run secret")
-        with self._lock:
-            if hello.stage >= len(self._outboxes) or hello.stage in self._connected:
-                context.abort(grpc.StatusCode.ALREADY_EXISTS, f"stage {hello.stage} is taken")
-            self._connected.add(hello.stage)
-            return int(hello.stage), self._outboxes[hello.stage]
+    def _is_ours(self, context: grpc.ServicerContext) -> bool:
+        given = dict(context.invocation_metadata()).get(SECRET_HEADER, b"")
+        return hmac.compare_digest(given, self._secret.encode())
 
-    def _read(self, stage: int, outbox: Outbox, messages: Iterator[pb.StageMessage]) -> None:
+    def _welcome(self, first: pb.StageMessage, context: grpc.ServicerContext) -> tuple[int, Outbox]:
+        """The stage number of a proper hello and what is for it; anything else ends the stream."""
+        if first.WhichOneof("kind") != "hello":
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stage says hello first")
+        stage = first.hello.stage
+        with self._lock:
+            if stage >= len(self._outboxes) or stage in self._connected:
+                context.abort(grpc.StatusCode.ALREADY_EXISTS, f"stage {stage} is taken")
+            self._connected.add(stage)
+            return int(stage), self._outboxes[stage]
+
+    def _read(self, stage: int, outbox: Outbox, messages: Iterator[bytes]) -> None:
         try:
-            for message in messages:
-                if self._outboxes[stage] is outbox:
-                    self._on_message(stage, message)
-        except grpc.RpcError:
+            for data in messages:
+                with self._lock:  # else it could be told after expect_anew()
+                    if self._outboxes[stage] is outbox:
+                        self._on_message(stage, pb.StageMessage.FromString(data))
+        except (grpc.RpcError, DecodeError):
             pass
         finally:
             outbox.put(None)
-        if not self._closing and self._outboxes[stage] is outbox:
-            self._on_broken(stage, "its control stream broke")
+        with self._lock:
+            if not self._closing and self._outboxes[stage] is outbox:
+                self._on_broken(stage, "its control stream broke")
+
+
+def _parsed(first: bytes) -> pb.StageMessage:
+    """An empty message for bytes that are none."""
+    try:
+        return pb.StageMessage.FromString(first)
+    except DecodeError:
+        return pb.StageMessage()
 
 
 class _DaemonThreads(Executor):

@@ -43,6 +43,7 @@ class EngineLoad:
     plans_in_flight: int
     used_slots: int
     preempted: int
+    entries: int  # in all tables that have one for a request or a plan
 
 
 class EngineMaster:
@@ -220,13 +221,17 @@ class EngineMaster:
             plans_in_flight=scheduler.plans_in_flight,
             used_slots=scheduler.memory.used,
             preempted=scheduler.num_preempted,
+            entries=scheduler.num_entries,
         )
 
     # ---- events from the stages ----------------------------------------
 
     def _on_news(self, news: News) -> None:
         if isinstance(news, Lost):
-            self._on_lost(news.stage, news.why)
+            if self._recovery:  # it was lost just before the recovery began to listen
+                self._pipeline.pass_back(news)
+            else:
+                self._on_lost(news.stage, news.why)
             return
         stage, message = news
         kind = message.WhichOneof("kind")
@@ -252,6 +257,7 @@ class EngineMaster:
     def _on_pong(self, stage: int, pong: pb.Pong) -> None:
         self._supervisor.beat(stage, pong.phase, pong.since_s, time.monotonic())
         self._trace.add_rows(stage, pong.trace)
+        self._pipeline.stages[stage].num_requests = pong.num_requests
         self._flushes = [flush for flush in self._flushes if not flush.answered(stage, pong.nonce)]
 
     # ---- watch ---------------------------------------------------------
@@ -290,6 +296,7 @@ class EngineMaster:
             self._end(PipelineLost(what))
             return
         self._give_up_flushes()
+        self._pipeline.hold()
         self._recovery = threading.Thread(
             target=self._run_recovery,
             args=(lost, self._recovery_timeout_s, time.monotonic()),

@@ -118,8 +118,8 @@ class Pipeline:
         Raises StageLost or LinkBroken where a stage is lost meanwhile, and it may be tried again;
         StartupError past the deadline.
         """
+        self.hold()
         with self._lock:
-            self._tell = self._news.put
             self.epoch += 1
         self._on_load = lambda done, total: None
         self._patrol = patrol
@@ -143,9 +143,18 @@ class Pipeline:
     def _replace(self, stage: int) -> None:
         self._start.forget(stage)
         self.stages[stage].state = "starting"
+        self._control.expect_anew(stage)  # first: its old stream's end is not the new one's loss
         self._lives[stage] += 1
-        self._control.expect_anew(stage)
+        self._drop_messages(stage)
         self._placement.replace(self._bootstrap(stage), self._teller(self._lives[stage]))
+
+    def _drop_messages(self, stage: int) -> None:
+        """What it said before it was lost is not its replacement's word."""
+        with self._lock:
+            waiting = [self._news.get() for _ in range(self._news.qsize())]
+            for news in waiting:
+                if isinstance(news, Lost) or news[0] != stage:
+                    self._news.put(news)
 
     def _load(self, on_progress: OnProgress) -> None:
         """Every stage says hello, and reads its weights unless it has them."""
@@ -172,6 +181,15 @@ class Pipeline:
             while not self._news.empty():
                 if self._is_current(news := self._news.get()):
                     tell(news)
+
+    def hold(self) -> None:
+        """From now on news wait, until somebody listens or reopen() takes them."""
+        with self._lock:
+            self._tell = self._news.put
+
+    def pass_back(self, news: News) -> None:
+        """News that came before hold(), and are reopen()'s to hear."""
+        self._on_news(news)
 
     def _bootstrap(self, stage: int) -> StageBootstrap:
         return StageBootstrap(

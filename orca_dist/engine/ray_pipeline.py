@@ -1,8 +1,7 @@
 """Stages as Ray actors: Ray places them, and tells when one dies. No more.
 
-Without an address a private Ray is started on this machine, with its own
-temporary folder and token (its ports are open on all interfaces: the token is what
-keeps strangers out); a Ray that runs already is neither joined nor stopped.
+Without an address a private Ray is started on this machine, with its own temporary
+folder and token, on loopback ports; a Ray that runs already is neither joined nor stopped.
 """
 
 from __future__ import annotations
@@ -42,6 +41,7 @@ PLACE_TIMEOUT_S = 1.0  # the answer has come with the stage's start, if it came 
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 80 * 2**20  # the smallest that Ray takes; no object ever goes there
 RAY_MARKS = (":job_id:", ":actor_name:", ":task_name:")  # lines of Ray's own in a worker's output
+RAY_CLUSTERS, RAY_CLUSTERS_VARIABLE = "ENABLE_RAY_CLUSTER", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 MAX_TEMP_DIR_LEN = 40  # Ray's socket paths below it must stay within 107 bytes
 
 
@@ -141,7 +141,7 @@ class RayPlacement:
 
     def _start_private(self, quiet: dict[str, Any]) -> None:
         config = self._config
-        with _private_environment():
+        with _private_environment(), _on_loopback():
             ray.init(
                 address="local",
                 num_cpus=max(1, math.ceil(config.num_cpus * config.num_stages)),
@@ -275,6 +275,23 @@ def _private_environment() -> Iterator[None]:
         for name in os.environ.keys() - theirs.keys():
             del os.environ[name]
         os.environ.update(theirs)
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """A Ray that starts meanwhile listens on 127.0.0.1 alone, as it does where it can't cluster.
+
+    Asked for that address by its own argument, it takes a reachable one instead. Its switch is
+    a variable, which its processes read, and a constant of this process that was made of it.
+    """
+    names = vars(importlib.import_module("ray._private.ray_constants"))
+    before = names.get(RAY_CLUSTERS)
+    os.environ[RAY_CLUSTERS_VARIABLE] = "0"  # _private_environment takes it back
+    names[RAY_CLUSTERS] = False
+    try:
+        yield
+    finally:
+        names[RAY_CLUSTERS] = before
 
 
 @functools.cache

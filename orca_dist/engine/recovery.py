@@ -69,9 +69,9 @@ def recover(
             pipeline.reopen(pending, deadline, RecoveryPatrol(pipeline, supervisor))
             return replaced
         except StageLost as error:
-            log.error("during recovery: %s", error)
-            pending = {error.stage}
-            replaced.add(error.stage)
+            log.error("%s is lost, too: %s", error.stage, error.why)
+            pending = {error.stage.index}
+            replaced |= pending
         except LinkBroken as error:
             log.error("during recovery: %s", error)
             pending = ()

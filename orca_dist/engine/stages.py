@@ -105,6 +105,7 @@ class StageStatus:
     device: str = ""
     state: str = "starting"
     versions: str = ""
+    num_requests: int = 0  # that it keeps tokens and blocks of, as its last heartbeat said
 
     def __str__(self) -> str:
         return f"stage {self.index} (pid {self.pid}, node {self.node or 'unknown'})"
@@ -127,7 +128,8 @@ class StageLost(StartupError):
 
     def __init__(self, status: StageStatus, why: str) -> None:
         super().__init__(f"{status} did not start: {why}")
-        self.stage = status.index
+        self.stage = status
+        self.why = why
 
 
 class LinkBroken(StartupError):

@@ -13,10 +13,12 @@ import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Protocol
 
 from orca_dist.core import FinishReason, Output, Request
+from orca_dist.engine.pace import QueuePace
 from orca_dist.errors import (
     DeadlineExceeded,
     DuplicateRequest,
@@ -32,6 +34,7 @@ from orca_dist.params import SamplingParams
 
 MAX_LOGITS_BYTES = 512 * 2**20
 MAX_PRIORITY = 100
+MAX_JOINED_TOKENS = 1024  # in one output: what the front detokenises at a stretch
 
 
 class Master(Protocol):
@@ -45,8 +48,16 @@ class Master(Protocol):
 class RequestStream:
     """The outputs of one request, in order. Iterate it, and `close()` it in a `finally`."""
 
-    def __init__(self, key: int, request_id: str, num_prompt_tokens: int, streams: EngineStreams):
+    def __init__(
+        self,
+        key: int,
+        caller: str,
+        request_id: str,
+        num_prompt_tokens: int,
+        streams: EngineStreams,
+    ) -> None:
         self.key = key
+        self.caller = caller
         self.request_id = request_id
         self.num_prompt_tokens = num_prompt_tokens
         self.num_tokens = 0  # generated and handed out so far
@@ -54,13 +65,14 @@ class RequestStream:
         self.reason: FinishReason | None = None
         self._streams = streams
         self._outputs: deque[Output | OrcaError] = deque()
+        self._tail: Output | None = None  # the last of them, if it is several in one
         self._arrived = asyncio.Event()
 
     def __aiter__(self) -> AsyncIterator[Output]:
         return self
 
     async def __anext__(self) -> Output:
-        """The next output; raises the error that ended the request."""
+        """What has come since the last; raises the error that ended the request."""
         while not self._outputs:
             if self.reason is not None:
                 raise StopAsyncIteration
@@ -91,8 +103,21 @@ class RequestStream:
         self._streams.close(self)
 
     def put(self, item: Output | OrcaError) -> None:
-        self._outputs.append(item)
+        """What a reader has not read yet is joined: if it is behind, it gets longer parts."""
+        last = self._outputs[-1] if self._outputs else None
+        if isinstance(item, Output) and isinstance(last, Output) and _can_join(last, item):
+            self._join(last, item)
+        else:
+            self._outputs.append(item)
         self._arrived.set()
+
+    def _join(self, last: Output, item: Output) -> None:
+        if last is not self._tail:
+            last = self._tail = self._outputs[-1] = replace(last, tokens=list(last.tokens))
+        assert isinstance(last.tokens, list), "ours, and of no one else"
+        last.tokens += item.tokens
+        last.cached_tokens = max(last.cached_tokens, item.cached_tokens)
+        last.reason = item.reason
 
 
 class EngineStreams:
@@ -118,9 +143,10 @@ class EngineStreams:
         self._master = master
         self._keys = itertools.count(1)
         self._live: dict[int, RequestStream] = {}
-        self._names: dict[str, int] = {}
+        self._names: dict[tuple[str, str], int] = {}  # by caller and request_id
         self._waiting: dict[int, int] = {}  # prompt tokens of those without any output
         self._waiting_tokens = 0
+        self._pace = QueuePace()
         self._lost: PipelineLost | None = None
 
     def open(
@@ -129,28 +155,36 @@ class EngineStreams:
         prompt: Sequence[int],
         params: SamplingParams,
         request_id: str = "",
+        caller: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> RequestStream:
         """Submit a request; raises the OrcaError that says why it can't be served.
+
+        A `request_id` is one among the live requests of its `caller`; another's may have it too.
 
         A higher `priority` goes first, up to the ageing of the others. After `timeout_s` the
         request ends with DeadlineExceeded, wherever it is.
         """
         if self._lost:
             raise self._lost
-        if request_id and request_id in self._names:
+        if request_id and (caller, request_id) in self._names:
             raise DuplicateRequest(f"request_id {request_id!r} is in use by a live request")
         request = self._request(prompt, params, priority, timeout_s)
         self._check_queue(len(prompt))
-        name = request_id or self._name(request.id)
-        stream = RequestStream(request.id, name, len(prompt), self)
+        name = request_id or self._name(caller, request.id)
+        stream = RequestStream(request.id, caller, name, len(prompt), self)
         self._live[request.id] = stream
-        self._names[stream.request_id] = request.id
+        self._names[caller, name] = request.id
         self._waiting[request.id] = len(prompt)
         self._waiting_tokens += len(prompt)
         self._master.submit(request)
         return stream
+
+    @property
+    def num_entries(self) -> int:
+        """In all tables that have one for a request, or a token of one: 0 once all have left."""
+        return len(self._live) + len(self._names) + len(self._waiting) + self._waiting_tokens
 
     def finish(self, stream: RequestStream, num_tokens: int) -> None:
         if stream.key in self._live:
@@ -163,9 +197,9 @@ class EngineStreams:
             self._master.cancel(stream.key)
             stream.put(RequestCancelled(f"request {stream.request_id} was cancelled"))
 
-    def abort(self, request_id: str) -> None:
-        """Take a live request back by its name; raises UnknownRequest where there is none."""
-        key = self._names.get(request_id)
+    def abort(self, request_id: str, caller: str = "") -> None:
+        """Take a live request of `caller` back; raises UnknownRequest where there is none."""
+        key = self._names.get((caller, request_id))
         if key is None:
             raise UnknownRequest(f"request_id {request_id!r} is not in use by a live request")
         self.close(self._live[key])
@@ -195,29 +229,36 @@ class EngineStreams:
 
     def _forget(self, stream: RequestStream) -> None:
         del self._live[stream.key]
-        del self._names[stream.request_id]
+        del self._names[stream.caller, stream.request_id]
         self._leave_queue(stream.key)
 
     def _leave_queue(self, key: int) -> None:
-        self._waiting_tokens -= self._waiting.pop(key, 0)
+        if key in self._waiting:
+            self._waiting_tokens -= self._waiting.pop(key)
+            self._pace.left(time.monotonic())
+
+    def _retry_after_s(self) -> float:
+        return self._pace.room_in_s(len(self._waiting), time.monotonic())
 
     def _check_queue(self, prompt_len: int) -> None:
         """A prompt that finds the queue empty is taken however long, else it never would be."""
         if len(self._waiting) >= self._max_queue:
             raise QueueFull(
                 f"{len(self._waiting)} requests are waiting already (max_queue = "
-                f"{self._max_queue}); try again later"
+                f"{self._max_queue}); try again later",
+                retry_after_s=self._retry_after_s(),
             )
         if self._waiting and self._waiting_tokens + prompt_len > self._max_queue_tokens:
             raise QueueFull(
                 f"{self._waiting_tokens} prompt tokens are waiting already and {prompt_len} more "
-                f"are too many (max_queue_tokens = {self._max_queue_tokens}); try again later"
+                f"are too many (max_queue_tokens = {self._max_queue_tokens}); try again later",
+                retry_after_s=self._retry_after_s(),
             )
 
-    def _name(self, key: int) -> str:
+    def _name(self, caller: str, key: int) -> str:
         """For a request without one; a client may have chosen r1, r2, ... for its own."""
         name = f"r{key}"
-        while name in self._names:
+        while (caller, name) in self._names:
             name += "+"
         return name
 
@@ -276,3 +317,8 @@ class EngineStreams:
                 f"{num_bytes / 2**20:.0f} MiB, more than {MAX_LOGITS_BYTES / 2**20:.0f} MiB: "
                 "take a shorter prompt",
             )
+
+
+def _can_join(last: Output, item: Output) -> bool:
+    """Logits are kept apart: they are large, and copying them each time would cost more."""
+    return len(last.tokens) < MAX_JOINED_TOKENS and not (last.logits or item.logits)

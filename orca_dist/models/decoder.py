@@ -12,17 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from orca_kernels import AttentionBackend, AttentionContext
+from orca_kernels import AttentionContext, Kernels, Linear, Rotation
 
-from orca_dist.models.layers import (
-    Linear,
-    Rotary,
-    Rotation,
-    rms_norm,
-    rotate,
-    scaled,
-    silu_mul,
-)
+from orca_dist.models.layers import Rotary, scaled
 from orca_dist.models.rope import inverse_frequencies
 from orca_dist.spec import ModelSpec, NormPlacement
 
@@ -50,6 +42,12 @@ class Layer:
     window: int | None
     is_rotated: bool
 
+    @property
+    def held(self) -> tuple[Linear | torch.Tensor | None, ...]:
+        """All that takes memory."""
+        norms = (self.attention_norm, self.q_norm, self.k_norm, self.mlp_norm)
+        return (*norms, self.qkv, self.o, self.gate_up, self.down)
+
 
 class Decoder:
     """Layers `layers` of the model, plus the embedding and head at its ends."""
@@ -60,16 +58,16 @@ class Decoder:
         spec: ModelSpec,
         layers: range,
         weights: Weights,
-        backend: AttentionBackend,
+        kernels: Kernels,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         self.spec = spec
-        self._layers = {index: _layer(spec, weights, index) for index in layers}
+        self._kernels = kernels
+        self._layers = {index: self._layer(weights, index) for index in layers}
         self._embed = weights.get("embed")
         self._final_norm = weights.get("final_norm")
-        self._lm_head = Linear(weights["lm_head"]) if "lm_head" in weights else None
-        self._backend = backend
+        self._lm_head = kernels.linear(weights["lm_head"]) if "lm_head" in weights else None
         self._rotary = Rotary(
             inverse_frequencies(spec.rope, spec.head_dim),
             max_len=spec.max_model_len,
@@ -77,6 +75,13 @@ class Decoder:
             dtype=torch.float32 if spec.rounds_late else dtype,
             device=device,
         )
+
+    @property
+    def weight_bytes(self) -> int:
+        """As they are held: matmuls may keep weights in fewer bytes than they compute in."""
+        held = [self._embed, self._final_norm, self._lm_head]
+        held += [each for layer in self._layers.values() for each in layer.held]
+        return sum(each.nbytes for each in held if each is not None)
 
     def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
         """First stage: [T] -> [T, H]."""
@@ -99,7 +104,7 @@ class Decoder:
             y_TH = self._attention(normed, layer, rotation, cache.layer(index), context)
             x_TH = x_TH + self._after(y_TH, layer.attention_norm)
             normed = self._before(x_TH, layer.mlp_norm)
-            y_TH = layer.down(silu_mul(layer.gate_up(normed)))
+            y_TH = layer.down(self._kernels.silu_mul(layer.gate_up(normed)))
             x_TH = x_TH + self._after(y_TH, layer.mlp_norm)
         return x_TH
 
@@ -112,7 +117,9 @@ class Decoder:
 
     def _norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor) -> torch.Tensor:
         spec = self.spec
-        return rms_norm(x_TH, weight_H, spec.rms_norm_eps, rounds_late=spec.rounds_late)
+        return self._kernels.rms_norm(
+            x_TH, weight_H, spec.rms_norm_eps, rounds_late=spec.rounds_late
+        )
 
     def _before(self, x_TH: torch.Tensor, weight_H: torch.Tensor) -> torch.Tensor:
         """What goes into attention or MLP."""
@@ -136,10 +143,10 @@ class Decoder:
         q, k, v = layer.qkv(x_TH).split([N * D, M * D, M * D], dim=-1)
         q_TND = self._heads_normed(q, layer.q_norm).view(-1, N, D)
         k_TMD = self._heads_normed(k, layer.k_norm).view(-1, M, D)
-        if layer.is_rotated:
-            q_TND, k_TMD = rotate(q_TND, rotation), rotate(k_TMD, rotation)
-        self._backend.write_kv(k_TMD, v.unflatten(-1, (M, D)), *cache, context)
-        out_TND = self._backend.paged_attention(
+        v_TMD = v.unflatten(-1, (M, D))
+        rotated = rotation if layer.is_rotated else None
+        q_TND = self._kernels.rotate_and_write(q_TND, k_TMD, v_TMD, rotated, *cache, context)
+        out_TND = self._kernels.paged_attention(
             q_TND, *cache, context, spec.attention_scale, layer.window
         )
         return layer.o(out_TND.flatten(1))
@@ -150,28 +157,27 @@ class Decoder:
             return x_TF
         return self._norm(x_TF.unflatten(-1, (-1, len(weight))), weight)
 
+    def _layer(self, weights: Weights, index: int) -> Layer:
+        spec = self.spec
+        prefix = f"layers.{index}."
+        return Layer(
+            attention_norm=weights[prefix + "attention_norm"],
+            qkv=self._fused(weights, prefix, "q", "k", "v"),
+            q_norm=weights.get(prefix + "q_norm"),
+            k_norm=weights.get(prefix + "k_norm"),
+            o=self._fused(weights, prefix, "o"),
+            mlp_norm=weights[prefix + "mlp_norm"],
+            gate_up=self._fused(weights, prefix, "gate", "up"),
+            down=self._fused(weights, prefix, "down"),
+            window=spec.window(index),
+            is_rotated=spec.is_rotated(index),
+        )
 
-def _layer(spec: ModelSpec, weights: Weights, index: int) -> Layer:
-    prefix = f"layers.{index}."
-    return Layer(
-        attention_norm=weights[prefix + "attention_norm"],
-        qkv=_fused(weights, prefix, "q", "k", "v"),
-        q_norm=weights.get(prefix + "q_norm"),
-        k_norm=weights.get(prefix + "k_norm"),
-        o=_fused(weights, prefix, "o"),
-        mlp_norm=weights[prefix + "mlp_norm"],
-        gate_up=_fused(weights, prefix, "gate", "up"),
-        down=_fused(weights, prefix, "down"),
-        window=spec.window(index),
-        is_rotated=spec.is_rotated(index),
-    )
-
-
-def _fused(weights: Weights, prefix: str, *names: str) -> Linear:
-    """One matmul for several that share their input."""
-    has_bias = f"{prefix}{names[0]}_bias" in weights
-    bias = _joined([weights[f"{prefix}{name}_bias"] for name in names]) if has_bias else None
-    return Linear(_joined([weights[prefix + name] for name in names]), bias)
+    def _fused(self, weights: Weights, prefix: str, *names: str) -> Linear:
+        """One matmul for several that share their input."""
+        has_bias = f"{prefix}{names[0]}_bias" in weights
+        bias = _joined([weights[f"{prefix}{name}_bias"] for name in names]) if has_bias else None
+        return self._kernels.linear(_joined([weights[prefix + name] for name in names]), bias)
 
 
 def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:

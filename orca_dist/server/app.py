@@ -90,6 +90,15 @@ class Server:
         assert self._listener is not None, "start() first"
         return self._listener.address
 
+    @property
+    def num_entries(self) -> int:
+        """In all tables that have one for a call, once started: 0 when nobody calls."""
+        return self._servicer.num_entries + self._streams.num_entries
+
+    async def wait_idle(self) -> None:
+        """Returns when no call is open."""
+        await self._servicer.wait_idle()
+
     async def start(self) -> None:
         """Attach to the engine and serve; raises StartupError for a port that can't be had."""
         loop = asyncio.get_running_loop()
@@ -115,11 +124,15 @@ class Server:
         return await asyncio.shield(self._lost)
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Refuse new calls, let those open end within `grace_s`, end the rest with UNAVAILABLE."""
+        """Refuse new calls, let those open end within `grace_s`, end the rest with UNAVAILABLE.
+
+        May be called again meanwhile: the shortest grace counts.
+        """
         assert self._listener is not None, "start() first"
-        closing = ServerClosing("the server is shutting down")
+        closing = self._loss() or ServerClosing("the server is shutting down")
+        self._servicer.refuse(closing)
         await self._health_off()
-        await self._servicer.drain(self._loss() or closing, grace_s)
+        await self._servicer.drain(closing, grace_s)
         await self._listener.server.stop(STATUS_GRACE_S)
 
     def _lose(self, error: PipelineLost) -> None:
@@ -164,8 +177,10 @@ class Server:
         )
 
     def _make_servicer(self) -> GenerateServicer:
+        assert self._listener is not None, "start() takes it first"
         return GenerateServicer(
             streams=self._streams,
+            callers=self._listener.callers,
             prompts=self._prompts,
             assembler=lambda: Detokenizer(self._tokenizer),
             info=self._info,

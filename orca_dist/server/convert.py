@@ -18,12 +18,14 @@ from orca_dist.answers import Piece
 from orca_dist.core import FinishReason
 from orca_dist.engine.streams import RequestStream
 from orca_dist.errors import InvalidRequest
-from orca_dist.params import SamplingParams
+from orca_dist.params import SamplingParams, check_num_stops
 from orca_dist.proto.v1 import generate_pb2 as pb
 from orca_dist.server.ports import EngineInfo, StageStatus
 
 PROMPT_KINDS = ("text", "token_ids", "chat")
 MAX_REQUEST_ID_LEN = 256
+MAX_CHAT_MESSAGES = 10_000
+MAX_SEARCHED_BYTES = 65_536
 M = TypeVar("M", bound=Message)
 FINISH_REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -38,22 +40,38 @@ def parse(kind: type[M], data: bytes) -> M:
     except DecodeError as error:
         name = kind.DESCRIPTOR.full_name
         raise InvalidRequest("request", f"is not a valid {name}: {error}") from None
-    _refuse_unknown(message)
+    num_bytes = message.ByteSize()
+    message.DiscardUnknownFields()
+    if message.ByteSize() != num_bytes:
+        raise _not_known(kind, data)
     return message
 
 
-def _refuse_unknown(message: Message) -> None:
-    """What a newer client asks for and we don't know of is refused, never passed over."""
+def _not_known(kind: type[Message], data: bytes) -> InvalidRequest:
+    """What a newer client asks for and we don't know of is refused, never passed over.
+
+    Not searched for in a large message: to look at each of millions of fields would hold up
+    everybody for seconds.
+    """
+    small = len(data) <= MAX_SEARCHED_BYTES
+    name = f"a field of {kind.DESCRIPTOR.full_name}"
+    where = _unknown_field(kind.FromString(data)) if small else name
+    return InvalidRequest(
+        "request",
+        f"{where} is not known to orca-dist {__version__}: leave it out, or update the server",
+    )
+
+
+def _unknown_field(message: Message) -> str:
+    """Where the first one is; "" where there is none."""
     for field in UnknownFieldSet(message):
-        raise InvalidRequest(
-            "request",
-            f"field {field.field_number} of {message.DESCRIPTOR.full_name} is not known to "
-            f"orca-dist {__version__}: leave it out, or update the server",
-        )
+        return f"field {field.field_number} of {message.DESCRIPTOR.full_name}"
     for descriptor, value in message.ListFields():
         if descriptor.message_type is not None:
             for inner in [value] if isinstance(value, Message) else value:
-                _refuse_unknown(inner)
+                if found := _unknown_field(inner):
+                    return found
+    return ""
 
 
 def request_id(request: pb.GenerateRequest | pb.AbortRequest) -> str:
@@ -93,11 +111,17 @@ def token_prompt(request: pb.GenerateRequest) -> Sequence[int]:
 
 def chat_prompt(request: pb.GenerateRequest | pb.TokenizeRequest) -> list[dict[str, str]]:
     """The messages as a chat template wants them, and checks them."""
+    if len(request.chat.messages) > MAX_CHAT_MESSAGES:
+        raise InvalidRequest(
+            "chat",
+            f"has {len(request.chat.messages)} messages; at most {MAX_CHAT_MESSAGES} are allowed",
+        )
     return [{"role": message.role, "content": message.content} for message in request.chat.messages]
 
 
 def sampling_params(message: pb.SamplingParams) -> SamplingParams:
     """Unset fields take the defaults; raises InvalidRequest naming a field out of its range."""
+    check_num_stops(len(message.stop))  # before they are copied
     default = SamplingParams()
     params = SamplingParams(
         max_tokens=message.max_tokens if message.HasField("max_tokens") else default.max_tokens,

@@ -7,12 +7,17 @@ try again.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
 
-from orca_dist.errors import ERROR_DOMAIN, InvalidRequest, OrcaError, QueueFull
+from orca_dist.errors import ERROR_DOMAIN, InvalidRequest, OrcaError
+
+if TYPE_CHECKING:
+    Context = grpc.aio.ServicerContext[Any, Any]
 
 MAX_MESSAGE_BYTES = 1000  # statuses travel in headers, which have a limit of their own
 
@@ -26,6 +31,12 @@ def rich_status(error: OrcaError) -> status_pb2.Status:
     return status
 
 
+async def abort_with(context: Context, error: OrcaError) -> None:
+    """End the call with the error's status; raises, as grpc's abort does."""
+    status = rpc_status.to_status(rich_status(error))
+    await context.abort(status.code, status.details, status.trailing_metadata)
+
+
 def _details(error: OrcaError) -> Iterator[Message]:
     yield error_details_pb2.ErrorInfo(reason=error.code, domain=ERROR_DOMAIN)
     if isinstance(error, InvalidRequest):
@@ -33,7 +44,7 @@ def _details(error: OrcaError) -> Iterator[Message]:
         description = _short(str(error).removeprefix(f"{error.field}: "))
         bad.field_violations.add(field=error.field, description=description)
         yield bad
-    if isinstance(error, QueueFull):
+    if error.retry_after_s is not None:
         info = error_details_pb2.RetryInfo()
         info.retry_delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         yield info

@@ -1,4 +1,7 @@
-"""The server's port: taken before the weights load, so that a port in use costs nothing."""
+"""The server's port, and who may come in there.
+
+Taken before the weights load, so that a port in use, or a wrong certificate, costs nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,14 @@ from dataclasses import dataclass
 
 import grpc
 
-from orca_dist.config import ServerConfig
+from orca_dist.config import ServerConfig, Switch
 from orca_dist.errors import ConfigError, StartupError
+from orca_dist.server.callers import Callers, KeyGate
 from orca_dist.server.callers_faults import quiet_callers_faults
-
-MAX_REQUEST_BYTES = 16 * 2**20
-MAX_PORT = 65535
+from orca_dist.server.tls import server_credentials
 
 OPTIONS = (
     ("grpc.so_reuseport", 0),  # else two servers share a port in silence
-    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.keepalive_time_ms", 60_000),  # finds clients that left without a goodbye
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),  # lets clients do the same
@@ -33,21 +34,25 @@ class Listener:
 
     server: grpc.aio.Server
     address: str
+    callers: Callers
 
 
-async def listen(config: ServerConfig) -> Listener:
-    """Take the port of `config`; raises StartupError where that can't be done."""
-    if not 0 <= config.port <= MAX_PORT:
-        raise ConfigError(f"port = {config.port}: must be in 0..{MAX_PORT}")
-    wanted = join_address(config.host, config.port)
-    _try_port(config.host, config.port)
+async def listen(config: ServerConfig, api_keys: str = "") -> Listener:
+    """Take the port of `config`; `api_keys` are keys beside those of its file, name:key each.
+
+    Raises ConfigError for settings or files that can't work, StartupError where the port
+    can't be had.
+    """
+    config.check()
+    callers = Callers.of(config, api_keys)
+    credentials = server_credentials(config)
+    _check_open(config, callers, _try_port(config.host, config.port))
     quiet_callers_faults()
-    server = grpc.aio.server(options=OPTIONS)
-    try:
-        port = server.add_insecure_port(wanted)
-    except RuntimeError as error:
-        raise StartupError(f"can't listen on {wanted}: {error}") from None
-    return Listener(server=server, address=join_address(config.host, port))
+    server = grpc.aio.server(
+        options=_options(config), interceptors=[KeyGate(callers)] if callers.need_keys else []
+    )
+    port = _bind(server, join_address(config.host, config.port), credentials)
+    return Listener(server=server, address=join_address(config.host, port), callers=callers)
 
 
 def join_address(host: str, port: int) -> str:
@@ -55,8 +60,28 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _try_port(host: str, port: int) -> None:
-    """Take the port for a moment: the system says why it can't be had, grpc doesn't."""
+def _options(config: ServerConfig) -> tuple[tuple[str, int], ...]:
+    return (
+        *OPTIONS,
+        ("grpc.max_receive_message_length", config.max_request_bytes),
+        ("grpc.max_concurrent_streams", config.max_streams),
+    )
+
+
+def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
+    try:
+        if credentials is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise StartupError(f"can't listen on {address}: {error}") from None
+
+
+def _try_port(host: str, port: int) -> set[str]:
+    """Take the port for a moment: the system says why it can't be had, grpc doesn't.
+
+    Returns the addresses that `host` stands for.
+    """
     try:
         places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, kind, protocol, _, place in places:
@@ -68,12 +93,35 @@ def _try_port(host: str, port: int) -> None:
             f"can't listen on {join_address(host, port)}: {error.strerror}; "
             "choose another --port (0 picks a free one) or --host"
         ) from None
-    _warn_where_open(host, {str(place[0]) for *_, place in places})
+    return {str(place[0]) for *_, place in places}
 
 
-def _warn_where_open(host: str, addresses: set[str]) -> None:
-    if not all(ipaddress.ip_address(a.partition("%")[0]).is_loopback for a in addresses):
-        log.warning(
-            "listening on %s: anyone who reaches it can use the server, there is no authentication",
-            host,
+def _check_open(config: ServerConfig, callers: Callers, addresses: set[str]) -> None:
+    """What other machines reach is to be closed to strangers, or opened to them on purpose."""
+    danger = _danger(config, callers)
+    if danger is None or all(is_loopback(address) for address in addresses):
+        return
+    problem, remedy = danger
+    if config.allow_insecure is Switch.OFF:
+        raise ConfigError(
+            f"host = {config.host}: {problem}; {remedy}, listen on 127.0.0.1, or, where the "
+            "network itself keeps others out, say --allow-insecure on"
         )
+    log.warning("listening on %s: %s", config.host, problem)
+
+
+def _danger(config: ServerConfig, callers: Callers) -> tuple[str, str] | None:
+    """What is wrong with a port that others reach, and what would mend it."""
+    if not callers.need_keys and config.tls_client_ca is None:
+        return (
+            "anyone who reaches it could use the server, there is no authentication",
+            "give --api-keys-file with --tls-cert and --tls-key, or --tls-client-ca",
+        )
+    if config.tls_cert is None:
+        return "keys would cross the network in the clear", "give --tls-cert and --tls-key"
+    return None
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an IP address is this machine's own."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.message import Message
-from grpc_status import rpc_status
 
 from orca_dist.answers import Piece, TextAssembler, pieces
 from orca_dist.engine.streams import EngineStreams, RequestStream
@@ -25,7 +24,8 @@ from orca_dist.logs import about_request
 from orca_dist.params import SamplingParams
 from orca_dist.proto.v1 import generate_pb2 as pb
 from orca_dist.server import convert
-from orca_dist.server.details import rich_status
+from orca_dist.server.callers import Callers
+from orca_dist.server.details import abort_with
 from orca_dist.server.prompts import PromptReader
 from orca_dist.server.waiting import wait_at_most
 from orca_dist.text import StopMatcher
@@ -45,12 +45,14 @@ class GenerateServicer:
         self,
         *,
         streams: EngineStreams,
+        callers: Callers,
         prompts: PromptReader,
         assembler: Callable[[], TextAssembler],
         info: Callable[[], pb.ServerInfoResponse],
         model: Callable[[], pb.ModelInfoResponse],
     ) -> None:
         self._streams = streams
+        self._callers = callers
         self._prompts = prompts
         self._assembler = assembler
         self._info = info
@@ -93,8 +95,18 @@ class GenerateServicer:
     async def abort(self, data: bytes, context: Context) -> pb.AbortResponse:
         """Abort."""
         async with self._call(context):
-            self._streams.abort(convert.request_id(convert.parse(pb.AbortRequest, data)))
+            request_id = convert.request_id(convert.parse(pb.AbortRequest, data))
+            self._streams.abort(request_id, self._callers.name(context))
             return pb.AbortResponse()
+
+    @property
+    def num_entries(self) -> int:
+        """Calls and streams that are open."""
+        return len(self._open) + self._num_calls
+
+    async def wait_idle(self) -> None:
+        """Returns when no call is open."""
+        await self._idle.wait()
 
     def refuse(self, error: OrcaError) -> None:
         """From now on every call ends with `error`."""
@@ -116,12 +128,12 @@ class GenerateServicer:
             self._check_open()
             yield
         except OrcaError as error:
-            await _abort(context, self._refusal or error)
-        except grpc.aio.AbortError:
+            await abort_with(context, self._refusal or error)
+        except (grpc.aio.AbortError, grpc.aio.InternalError):  # the latter: the caller is gone
             raise
         except Exception:
             log.exception("a call failed")
-            await _abort(context, OrcaError("internal error; the server's log has the details"))
+            await abort_with(context, OrcaError("internal error; the server's log has the details"))
         finally:
             self._num_calls -= 1
             if not self._num_calls:
@@ -141,6 +153,7 @@ class GenerateServicer:
             prompt=prompt,
             params=params,
             request_id=request_id,
+            caller=self._callers.name(context),
             priority=request.priority,
             timeout_s=context.time_remaining(),
         )
@@ -189,9 +202,3 @@ def _unary(method: Callable[[bytes, Context], Any], response: type[Message]) -> 
     return grpc.unary_unary_rpc_method_handler(
         method, response_serializer=response.SerializeToString
     )
-
-
-async def _abort(context: Context, error: OrcaError) -> Any:
-    """End the call with the error's status; raises, as grpc's abort does."""
-    status = rpc_status.to_status(rich_status(error))
-    await context.abort(status.code, status.details, status.trailing_metadata)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import grpc
 
 from orca_dist import __version__
-from orca_dist.bootstrap import StageBootstrap
+from orca_dist.bootstrap import SECRET_HEADER, StageBootstrap
 from orca_dist.proto.v1.control_pb2 import Hello, MasterMessage, StageMessage
 from orca_dist.proto.v1.control_pb2_grpc import ControlServiceStub
 
@@ -37,7 +37,8 @@ class ControlLink:
         self._channel = grpc.insecure_channel(bootstrap.control_address, options=CHANNEL_OPTIONS)
         _await_ready(self._channel, bootstrap.control_address, connect_timeout_s)
         stub = ControlServiceStub(self._channel)
-        self._incoming = stub.Connect(iter(self._outbox.get, None))
+        proof = ((SECRET_HEADER, bootstrap.secret.encode()),)
+        self._incoming = stub.Connect(iter(self._outbox.get, None), metadata=proof)
 
     def send(self, message: StageMessage) -> None:
         self._outbox.put(message)
@@ -69,7 +70,6 @@ def hello(bootstrap: StageBootstrap, *, actor_id: str, torch_version: str) -> St
     """Who this stage is, for the master's books and logs."""
     return StageMessage(
         hello=Hello(
-            secret=bootstrap.secret,
             stage=bootstrap.stage,
             pid=os.getpid(),
             node=socket.gethostname(),

@@ -41,6 +41,11 @@ log = logging.getLogger(__name__)
 
 Job = tuple[MasterMessage, float]  # a message and when it arrived
 
+# A compiled kernel for each matrix shape and number of rows takes about 0.6 MB, and each of these
+# two caches would keep 1024. So many serve decoding with up to 32 rows; others are compiled again.
+KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+MAX_KERNELS = "256"
+
 
 class ComputeThread:
     """Takes messages in order; the first exception is reported and ends it.
@@ -107,6 +112,7 @@ class ComputeThread:
 def serve_stage(bootstrap: StageBootstrap, worker: StageWorker, *, actor_id: str = "") -> bool:
     """Serve until the master says close (True) or hangs up (False)."""
     origin = Origin(stage=bootstrap.stage)
+    bound_kernel_caches()
     set_up_logging(bootstrap.log, origin)
     link = ControlLink(bootstrap)
     compute = ComputeThread(worker, link.send)
@@ -116,7 +122,7 @@ def serve_stage(bootstrap: StageBootstrap, worker: StageWorker, *, actor_id: str
     for message in link.messages():
         kind = message.WhichOneof("kind")
         if kind == "ping":
-            link.send(StageMessage(pong=_pong(worker, message.ping)))
+            link.send(StageMessage(pong=_pong(compute.worker, message.ping)))
         elif kind == "close":
             closed = True
             break
@@ -128,6 +134,12 @@ def serve_stage(bootstrap: StageBootstrap, worker: StageWorker, *, actor_id: str
         log.error("the engine master has hung up: leaving")
     link.close()
     return closed
+
+
+def bound_kernel_caches() -> None:
+    """For this process, unless the environment says otherwise; before its first computation."""
+    for name in KERNEL_CACHES:
+        os.environ.setdefault(name, MAX_KERNELS)
 
 
 def _next_epoch(
@@ -160,6 +172,7 @@ def _pong(worker: StageWorker, ping: Ping) -> Pong:
         phase=progress.phase,
         since_s=worker.trace.now() - progress.since_s,
         trace=worker.trace.drain(),
+        num_requests=worker.num_requests,
     )
 
 

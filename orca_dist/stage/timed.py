@@ -14,16 +14,15 @@ from pathlib import Path
 
 import torch
 
-from orca_dist.proto.v1.control_pb2 import Result
 from orca_dist.sim.table import CostTable, read_cost_table
 from orca_dist.stage.batch import PackedBatch
+from orca_dist.stage.idle import IdleStageWorker
 from orca_dist.stage.process import main
-from orca_dist.stage.worker import StageWorker
 
 VARIABLE = "TIMED_STAGE_COST"
 
 
-class TimedStageWorker(StageWorker):
+class TimedStageWorker(IdleStageWorker):
     """Waits for as long as its stage of the table would compute; every token is 0."""
 
     def __init__(self, *, host: str) -> None:
@@ -38,10 +37,6 @@ class TimedStageWorker(StageWorker):
         seconds = stage.tokens(batch.num_rows) + stage.attended(attended)
         time.sleep(seconds + stage.sampled(sum(entry.samples for entry in batch.sampled)))
         return x_TH
-
-    def _sample(self, x_TH: torch.Tensor, batch: PackedBatch, seq: int) -> Result:
-        ids = [entry.id for entry in batch.sampled if entry.samples]
-        return Result(seq=seq, ids=ids, num_tokens=[1] * len(ids), tokens=[0] * len(ids))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import threading
 
 import torch
 import torch.distributed as dist
-from orca_kernels import attention_backend
+from orca_kernels import kernels_for
 
 from orca_dist.models.decoder import Decoder
 from orca_dist.proto.v1.control_pb2 import (
@@ -64,6 +64,7 @@ class StageWorker:
         self.host = host
         self.trace = StageTrace()
         self.last_input_seq = 0
+        self.num_requests = 0  # that this epoch's table holds
         self._store: dist.Store | None = None
         self._previous: Channel | None = None
         self._next: Channel | None = None
@@ -93,10 +94,11 @@ class StageWorker:
         weights.fetch(on_bytes)
         self._spec = weights.spec
         self._make_decoder(weights.read(on_bytes))
-        log.info("layers %d-%d are on %s: %s", *self._ends, setup.device, weights.told())
+        held_bytes = self._decoder.weight_bytes
+        log.info("layers %d-%d are on %s: %s", *self._ends, setup.device, weights.told(held_bytes))
         return Loaded(
             device=str(self._device.torch_device),
-            weight_bytes=weights.weight_bytes,
+            weight_bytes=held_bytes,
             free_bytes=self._device.free_bytes,
             node_bytes=self._device.host_bytes,
             store_address=self._host_store() if setup.stage == 0 else "",
@@ -112,7 +114,7 @@ class StageWorker:
             spec=self._spec,
             layers=self._layers,
             weights=weights,
-            backend=attention_backend(device, self._dtype, self._setup.num_threads),
+            kernels=kernels_for(device, self._dtype, self._setup.num_threads),
             device=device,
             dtype=self._dtype,
         )
@@ -127,9 +129,11 @@ class StageWorker:
         """Start an epoch over links that exist (None at the pipeline's ends)."""
         setup = self._setup
         self._previous, self._next = previous, following
+        self.trace.enter(StagePhase.IDLE)  # what the last epoch was stuck in is over
         self._table = RequestTable(
             block_size=setup.block_size, max_len=self._spec.max_model_len, device=self._device
         )
+        self.num_requests = 0
         if self._cache is None or self._cache.num_blocks != num_blocks:
             self._cache = KVStore(
                 spec=self._spec,
@@ -173,6 +177,7 @@ class StageWorker:
     def run(self, plan: Plan, received_s: float) -> Result | None:
         """One iteration; the last stage returns its tokens, the others send x on."""
         self._table.apply(plan)
+        self.num_requests = len(self._table)
         if not plan.ids:
             return None
         row = TraceRow(plan.seq, received_s)

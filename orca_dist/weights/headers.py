@@ -25,6 +25,7 @@ INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 ITEM_BYTES: Mapping[str, int] = {"F32": 4, "F16": 2, "BF16": 2}
 
+_FILE_NAME = re.compile(r"[^/\\\x00]+\.safetensors")  # of the folder itself: no way out of it
 _SHARD_NAME = re.compile(r"model-(\d+)-of-(\d+)\.safetensors")
 
 
@@ -125,8 +126,10 @@ def read_weight_map(path: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{path} has no weight_map: download it again")
     for shard in weight_map.values():
-        if not isinstance(shard, str) or Path(shard).name != shard:
-            raise ModelError(f"{path}: {shard!r} is not the name of a file of this folder")
+        if not isinstance(shard, str) or not _FILE_NAME.fullmatch(shard):
+            raise ModelError(
+                f"{path}: {shard!r} is not the name of a safetensors file of this folder"
+            )
     return weight_map
 
 

@@ -36,6 +36,14 @@ CHUNKED = Schedule(max_batch_tokens=21)
 SLOW = pytest.mark.slow
 EACH_NUMBER = [pytest.param(num, marks=() if num == 2 else SLOW) for num in NUM_STAGES]
 
+# Rope types differ in a table of angles alone, which test_logits holds for each of them.
+few_ropes = pytest.mark.parametrize(
+    "folder",
+    [pytest.param(name, marks=SLOW if ", rope " in name else ()) for name in VARIANTS],
+    indirect=True,
+    scope="module",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
@@ -81,6 +89,7 @@ def test_logits(truth: Truth, num_stages: int) -> None:
         np.testing.assert_array_equal(_logits(cut), _logits(single))
 
 
+@few_ropes
 def test_bfloat16_agrees_on_the_likeliest_token(folder: Path) -> None:
     """Both round, each in its own order: most tokens are the same, and none is NaN."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
@@ -96,6 +105,7 @@ def test_bfloat16_agrees_on_the_likeliest_token(folder: Path) -> None:
     assert np.mean(same) >= MIN_AGREEMENT
 
 
+@few_ropes
 def test_a_prompt_in_chunks_has_the_same_bits(folder: Path) -> None:
     """Chunks of at most 21 tokens, in several iterations and in flight at once."""
     request = _requests()[-1]

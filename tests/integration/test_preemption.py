@@ -33,7 +33,7 @@ def _submit(front: Front, index: int) -> int:
     return front.submit(PROMPTS[index], MAX_TOKENS, sampling)
 
 
-@pytest.mark.parametrize("prefix_cache", ["on", "off"])
+@pytest.mark.parametrize("prefix_cache", ["on", pytest.param("off", marks=pytest.mark.slow)])
 def test_preempted_streams_keep_their_tokens(
     folder: Path, expected: list[list[int]], prefix_cache: str
 ) -> None:

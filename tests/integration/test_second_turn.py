@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return loud_llama(tmp_path_factory.mktemp("loud"), max_model_len=512)
 
 
-@pytest.fixture(scope="module", params=["on", "off"])
+@pytest.fixture(scope="module", params=["on", pytest.param("off", marks=pytest.mark.slow)])
 def turns(folder: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, Served]]:
     with served(folder, local_config(2, prefix_cache=request.param)) as server:
         yield request.param, server

@@ -21,7 +21,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)],
+)
 def front(folder: Path, request: pytest.FixtureRequest) -> Iterator[Front]:
     with live(folder, local_config(request.param)) as front:
         yield front

@@ -115,10 +115,21 @@ def test_idle_for_long_and_then_stopped(folder: Path) -> None:
         _ended(server, processes, f"stage 1 (pid {stage.pid}, node {stage.node})")
 
 
-def test_with_recovery_streams_only_pause(folder: Path) -> None:
-    """K2: no call fails, health says what is going on, and the command serves on."""
+@pytest.mark.parametrize(
+    ("stage", "how"),
+    [
+        pytest.param(0, signal.SIGKILL, marks=pytest.mark.slow),
+        (1, signal.SIGKILL),
+        pytest.param(2, signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param(1, signal.SIGSTOP, marks=pytest.mark.slow),
+    ],
+)
+def test_with_recovery_streams_only_pause(folder: Path, stage: int, how: signal.Signals) -> None:
+    """K2: four streams and one that waits; no call fails, health says what is going on, the log
+    names the stage once, and the command serves on. A stopped stage wakes too late to matter."""
+    flags = ("--stages", "3", "--kv-tokens", ROOM_FOR_FOUR, "--heartbeat-s", "2")
     with (
-        serving(folder, "--stages", "3", "--kv-tokens", ROOM_FOR_FOUR) as server,
+        serving(folder, *flags) as server,
         Client(server.address) as client,
         _watch(server) as health,
     ):
@@ -127,21 +138,73 @@ def test_with_recovery_streams_only_pause(folder: Path) -> None:
         streams = [client.stream(A, params) for _ in range(5)]
         for stream in streams[:4]:
             next(stream)
-        os.kill(stages[1].pid, signal.SIGKILL)
+        os.kill(stages[stage].pid, how)
         assert health.get(timeout=LIMIT_S) == NOT_SERVING
+        with suppress(ProcessLookupError):
+            os.kill(stages[stage].pid, signal.SIGCONT)
         asked = client.stream(A, SamplingParams(max_tokens=3))  # queues up meanwhile
         assert health.get(timeout=END_S) == SERVING
         for stream in streams[:4]:
-            assert len("".join(chunk.text for chunk in stream)) == 399
-        assert len("".join(chunk.text for chunk in streams[4])) == 400
+            assert "".join(chunk.text for chunk in stream) == _alphabet(400)[1:]
+        assert "".join(chunk.text for chunk in streams[4]) == _alphabet(400)
         assert "".join(chunk.text for chunk in asked) == "BCD"
         after = client.info()
         assert after.epoch == 2
-        assert [old.pid == new.pid for old, new in zip(stages, after.stages, strict=True)] == [
-            True,
-            False,
-            True,
-        ]
+        same = [old.pid == new.pid for old, new in zip(stages, after.stages, strict=True)]
+        assert same == [index != stage for index in range(3)]
+        assert "recovered in" in _lost_once(server, stages[stage])
+
+
+@pytest.mark.slow
+def test_with_recovery_an_idle_server_heals_by_itself(folder: Path) -> None:
+    """K2, A2: health turns twice without anyone asking for anything; a call meanwhile waits."""
+    with (
+        serving(folder, "--stages", "3") as server,
+        Client(server.address) as client,
+        _watch(server) as health,
+    ):
+        stage = _stage(server, 1)
+        os.kill(stage.pid, signal.SIGKILL)
+        assert health.get(timeout=LIMIT_S) == NOT_SERVING
+        answer = client.generate(A, SamplingParams(max_tokens=3), timeout_s=END_S)
+        assert answer.text == "BCD"
+        assert health.get(timeout=END_S) == SERVING
+        _lost_once(server, stage)
+
+
+@pytest.mark.slow
+def test_with_recovery_idleness_is_no_fault(folder: Path) -> None:
+    """A8: idle for longer than any limit, before a recovery and after it."""
+    limits = ("--heartbeat-s", "1", "--step-limit-s", "1", "--link-timeout-s", "2")
+    with (
+        serving(folder, "--stages", "3", *limits) as server,
+        Client(server.address) as client,
+        _watch(server) as health,
+    ):
+        for epoch in (1, 2):
+            time.sleep(4.0)
+            assert client.generate(A, SamplingParams(max_tokens=3)).text == "BCD"
+            assert client.info().epoch == epoch
+            if epoch == 1:
+                os.kill(_stage(server, 1).pid, signal.SIGKILL)
+                assert health.get(timeout=LIMIT_S) == NOT_SERVING
+                assert health.get(timeout=END_S) == SERVING
+
+
+def _alphabet(count: int) -> str:
+    """What the model says after A."""
+    return "".join(chr(ord("A") + (1 + i) % 26) for i in range(count))
+
+
+def _lost_once(server: Serving, stage: StageInfo) -> str:
+    """Ends the server, whose log says once that the stage was lost; returns the log."""
+    server.process.terminate()
+    code, err = server.end()
+    assert code == 143
+    assert "Traceback" not in err
+    (lost,) = (line for line in err.splitlines() if " ERROR " in line and " is lost: " in line)
+    assert f"stage {stage.index} (pid {stage.pid}, node {stage.node})" in lost
+    return err
 
 
 def test_a_stage_that_can_not_load_ends_the_start(folder: Path) -> None:

@@ -186,7 +186,7 @@ def batches(draw: st.DrawFn) -> PagedBatch:
     return scattered(lengths, block_size, order, draw(st.sampled_from(list(TOLERANCE))))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(batches())
 def test_paged_attention_is_naive_attention_of_each_request(batch: PagedBatch) -> None:
     """Over any block tables, and without a look at slots that nobody wrote."""
@@ -195,7 +195,7 @@ def test_paged_attention_is_naive_attention_of_each_request(batch: PagedBatch) -
         close(out_LND, naive(batch.q(index), *batch.kv(index), 0.3))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(batches())
 def test_a_request_has_the_same_bits_alone_or_batched(batch: PagedBatch) -> None:
     indices = list(range(len(batch.entries)))

@@ -17,12 +17,10 @@ from orca_dist.bench.calibrate import (
     least_squares,
     shape_of,
 )
-from orca_dist.cli.main import main
 from orca_dist.core import Plan
 from orca_dist.metrics.trace import PlanTrace, StageSpan
 from orca_dist.sim.batch import batch_shape
 from orca_dist.sim.table import read_cost_table
-from tests.fixtures.checkpoints import loud_llama
 
 
 def shapes(num: int, seed: int = 3) -> list[Shape]:
@@ -144,16 +142,3 @@ def test_a_pipeline_of_known_times_gives_its_table(tmp_path: Path) -> None:
     assert table.latency.plan_s == pytest.approx(0.0023, rel=0.05)
     assert table.latency.token_s == pytest.approx(0.0005, rel=0.05)
     assert table.kv_tokens == 999
-
-
-def test_the_command_writes_what_simulate_reads(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder, path = loud_llama(tmp_path / "model"), tmp_path / "cost.json"
-    local = "--stages 2 --launcher local --device cpu --dtype float32 --kv-tokens 8192"
-    assert main(["profile", str(folder), "-o", str(path), *local.split()]) == 0
-    assert capfd.readouterr().out == f"{path}\n"
-    assert read_cost_table(path).num_stages == 2
-    command = f"simulate --stages 2 --cost {path} --num-requests 20 --prompt-len 8 --json"
-    assert main(command.split()) == 0
-    assert json.loads(capfd.readouterr().out)["throughput_req_s"] > 0

@@ -8,10 +8,17 @@ import pytest
 
 from orca_dist.cli.knobs import knobs
 from orca_dist.cli.main import commands
-from orca_dist.cli.settings import DEFAULT_MODEL, GROUPS, ClientConfig, Settings, load_settings
+from orca_dist.cli.settings import (
+    DEFAULT_MODEL,
+    GROUPS,
+    AccessConfig,
+    ClientConfig,
+    Settings,
+    load_settings,
+)
 from orca_dist.cli.usage import parse
 from orca_dist.client import DEFAULT_ADDRESS
-from orca_dist.config import Dtype, EngineConfig, Launcher, LogConfig, ServerConfig, Split
+from orca_dist.config import Dtype, EngineConfig, Launcher, LogConfig, ServerConfig, Split, Switch
 from orca_dist.core import Forming
 from orca_dist.errors import ConfigError
 from orca_dist.weights import fetch
@@ -114,6 +121,36 @@ def test_values_of_every_type_from_a_file(tmp_path: Path) -> None:
     )
     assert (settings.server.port, settings.model.model) == (0, "/models/x")
     assert settings.config == path
+
+
+def test_who_may_call_from_a_file_and_from_variables(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "tls_cert: /pem/cert\ntls_key: /pem/key\napi_keys_file: /keys\nallow_insecure: on\n"
+        "drain_s: 3\n",
+    )
+    expected = ServerConfig(
+        tls_cert=Path("/pem/cert"),
+        tls_key=Path("/pem/key"),
+        api_keys_file=Path("/keys"),
+        allow_insecure=Switch.ON,
+        drain_s=3.0,
+    )
+    assert load_settings({}, path).server == expected
+    variables = {
+        "ORCA_TLS_CERT": "/pem/cert",
+        "ORCA_TLS_KEY": "/pem/key",
+        "ORCA_API_KEYS_FILE": "/keys",
+        "ORCA_ALLOW_INSECURE": "on",
+        "ORCA_DRAIN_S": "3",
+        "ORCA_TLS_CA": "/pem/ca",
+        "ORCA_API_KEY": "the client's own business",
+    }
+    settings = load_settings(variables, None)
+    assert settings.server == expected
+    assert settings.access == AccessConfig(tls_ca=Path("/pem/ca"))
+    assert settings.access.uses_tls
+    assert "business" not in repr(settings)
 
 
 def test_the_file_wins_over_variables_and_these_over_defaults(tmp_path: Path) -> None:

@@ -115,13 +115,17 @@ def test_chunks_join_to_decode_with_byte_fallback(
     assert joined(fallback, ids, cuts) == fallback.decode(ids)
 
 
+@pytest.fixture(scope="module")
+def level_library(level_folder: Path) -> tokenizers.Tokenizer:
+    assert len(tokens()) == 265
+    return tokenizers.Tokenizer.from_file(str(level_folder / "tokenizer.json"))
+
+
 @given(ids=st.lists(st.integers(0, 264)), cuts=st.lists(st.integers(0, 40)))
 def test_chunks_join_to_the_librarys_decode_with_byte_level(
-    level: Tokenizer, level_folder: Path, ids: list[int], cuts: list[int]
+    level: Tokenizer, level_library: tokenizers.Tokenizer, ids: list[int], cuts: list[int]
 ) -> None:
-    library = tokenizers.Tokenizer.from_file(str(level_folder / "tokenizer.json"))
-    assert len(tokens()) == 265
-    assert joined(level, ids, cuts) == level.decode(ids) == library.decode(ids)
+    assert joined(level, ids, cuts) == level.decode(ids) == level_library.decode(ids)
 
 
 @given(text=st.text())

@@ -120,19 +120,24 @@ DECODERS = {
 
 
 @pytest.fixture(scope="module", params=DECODERS)
-def other_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def other_kind(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Tokenizer, tokenizers.Tokenizer]:
+    """Ours and the library's, of the same file."""
     library = tokenizers.Tokenizer(models.WordLevel(vocab=VOCAB, unk_token="<unk>"))
     if DECODERS[request.param] is not None:
         library.decoder = DECODERS[request.param]
     path = tmp_path_factory.mktemp("other") / "tokenizer.json"
     library.save(str(path))
-    return path
+    return Tokenizer.load(path.parent), tokenizers.Tokenizer.from_file(str(path))
 
 
 @given(ids=st.lists(st.integers(0, 6), max_size=8))
-def test_other_decoders_give_the_librarys_text(other_kind: Path, ids: list[int]) -> None:
-    library = tokenizers.Tokenizer.from_file(str(other_kind))
-    assert Tokenizer.load(other_kind.parent).decode(ids) == library.decode(ids)
+def test_other_decoders_give_the_librarys_text(
+    other_kind: tuple[Tokenizer, tokenizers.Tokenizer], ids: list[int]
+) -> None:
+    ours, library = other_kind
+    assert ours.decode(ids) == library.decode(ids)
 
 
 def test_text_needs_no_torch() -> None:

@@ -1,8 +1,8 @@
 // Attention of a whole mixed batch over paged keys and values, for CPUs.
 //
 // Each (request, KV head) is worked through in tiles of query rows; a tile holds
-// the query heads of that KV head for a few positions, so that a block of keys is
-// read once for all of them. Softmax is computed online, block by block:
+// the query heads of that KV head for a few positions, so that keys are read once
+// for all of them. Softmax is computed online, span by span of a few blocks:
 //   m' = max(m, max_j s_j);  l' = l e^(m-m') + sum_j e^(s_j-m');  o' likewise.
 // The order of every sum depends on the position, the block size and the window only,
 // never on the batch, the tile, or the thread: a row has the same bits wherever it runs.
@@ -13,59 +13,20 @@
 #include <cstring>
 #include <vector>
 
+#include "crew.h"
+#include "vec.h"
+
 namespace {
 
-constexpr int kLanes = 16;       // floats worked on at once
-constexpr int kTile = 8;         // rows that share a block of keys
+using namespace orca;
+
+constexpr int kTile = 8;   // rows that share a load of a key
+constexpr int kRows = 32;  // rows that share a span of keys, once it is fetched
+constexpr int kSpan = 64;  // slots of a span, in whole blocks, of which it has at least one
+constexpr int kAtOnce = 4;  // rows that share a load of a value
 constexpr float kMinusInf = -3.0e38f;
 
-typedef float Vec __attribute__((vector_size(kLanes * sizeof(float))));
-typedef int32_t IntVec __attribute__((vector_size(kLanes * sizeof(int32_t))));
-
 constexpr IntVec kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-
-struct Float32 {
-  typedef float type;
-  static float load(float x) { return x; }
-  static float store(float x) { return x; }
-};
-
-struct BFloat16 {
-  typedef uint16_t type;
-  static float load(uint16_t x) {
-    uint32_t bits = static_cast<uint32_t>(x) << 16;
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-  }
-  static uint16_t store(float x) {  // rounds to nearest, ties to even
-    uint32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-  }
-};
-
-inline Vec splat(float x) { return Vec{} + x; }
-
-// e^x for x <= 0 (NaN stays NaN): 2^n times a polynomial of e^r on |r| <= ln(2) / 2 (Cephes' coefficients).
-inline Vec exp_negative(Vec x) {
-  x = x < -87.0f ? splat(-87.0f) : x;
-  Vec scaled = x * 1.44269504f;
-  IntVec n = __builtin_convertvector(scaled - 0.5f, IntVec);  // towards zero: nearest, for x <= 0
-  Vec whole = __builtin_convertvector(n, Vec);
-  Vec r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-  Vec p = splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  IntVec power = (n + 127) << 23;
-  Vec factor;
-  std::memcpy(&factor, &power, sizeof factor);
-  return p * factor;
-}
 
 struct Shape {
   int64_t num_heads, num_kv_heads, head_dim, block_size, window;
@@ -87,28 +48,25 @@ inline double keys_seen(const Shape& shape, const Request& request) {
   return static_cast<double>(shape.window > 0 && shape.window < all ? shape.window : all);
 }
 
-// Scratch of one thread: a block's keys transposed, and the tile's state.
+// Scratch of one thread: a span's keys transposed, and the tile's state.
 struct Scratch {
-  int padded;  // block_size rounded up to whole vectors
-  std::vector<float> keys_DS, values_SD, queries, scores, out, row_max, row_sum;
+  int64_t num_blocks, size;  // of a span, in blocks and slots
+  int padded;                // slots that have room: whole vectors, from any block on
+  std::vector<float> keys_DS, values_SD, queries, scores, out, row_max, row_sum, shrink;
 
   explicit Scratch(const Shape& shape)
-      : padded((shape.block_size + kLanes - 1) / kLanes * kLanes),
+      : num_blocks(shape.block_size < kSpan ? kSpan / shape.block_size : 1),
+        size(num_blocks * shape.block_size),
+        padded(static_cast<int>((size + 2 * kLanes - 1) / kLanes * kLanes)),
         keys_DS(shape.head_dim * padded),
         values_SD(padded * shape.head_dim),
-        queries(kTile * shape.head_dim),
-        scores(kTile * padded),
-        out(kTile * shape.head_dim),
-        row_max(kTile),
-        row_sum(kTile) {}
+        queries(kRows * shape.head_dim),
+        scores(kRows * padded),
+        out(kRows * shape.head_dim),
+        row_max(kRows),
+        row_sum(kRows),
+        shrink(kRows) {}
 };
-
-inline Vec load(const float* from) {
-  Vec v;
-  std::memcpy(&v, from, sizeof v);
-  return v;
-}
-inline void store(float* to, Vec v) { std::memcpy(to, &v, sizeof v); }
 
 inline Vec shuffle(Vec a, Vec b, IntVec from) {  // lane i of the result is lane from[i] of a, b
 #if defined(__GNUC__) && !defined(__clang__)
@@ -143,48 +101,51 @@ inline __attribute__((always_inline)) void transpose(Vec* rows) {
            IntVec{1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31});
 }
 
-inline Vec load_floats(const float* from) { return load(from); }
-inline Vec load_floats(const uint16_t* from) {
-  typedef uint16_t Shorts __attribute__((vector_size(kLanes * sizeof(uint16_t))));
-  Shorts shorts;
-  std::memcpy(&shorts, from, sizeof shorts);
-  const IntVec bits = __builtin_convertvector(shorts, IntVec) << 16;
-  Vec v;
-  std::memcpy(&v, &bits, sizeof v);
-  return v;
-}
-
-// The first `count` slots of a block: keys transposed to [D, S], values as they are.
+// The first `count` slots of a block, to the span's slots from `at` on: keys transposed to [D, S],
+// values as they are.
 template <class T>
-void fetch_block(const Shape& shape, Scratch& s, const typename T::type* keys,
-                 const typename T::type* values, int count) {
+void fetch_block(const Shape& shape, Scratch& s, const T* keys, const T* values, int count,
+                 int64_t at) {
   const int64_t stride = shape.num_kv_heads * shape.head_dim, D = shape.head_dim;
-  float* const keys_DS = s.keys_DS.data();
-  float* const values_SD = s.values_SD.data();
+  float* const keys_DS = &s.keys_DS[at];
+  float* const values_SD = &s.values_SD[at * D];
   int64_t d = 0;
   for (; d + kLanes <= D; d += kLanes) {
     for (int first = 0; first < count; first += kLanes) {
       Vec rows[kLanes];
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i)
-        rows[i] = load_floats(keys + (first + i < count ? first + i : 0) * stride + d);
+        rows[i] = load(keys + (first + i < count ? first + i : 0) * stride + d);
       transpose(rows);
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) store(keys_DS + (d + i) * s.padded + first, rows[i]);
     }
     for (int slot = 0; slot < count; ++slot)
-      store(values_SD + slot * D + d, load_floats(values + slot * stride + d));
+      store(values_SD + slot * D + d, load(values + slot * stride + d));
   }
   for (; d < D; ++d)
     for (int slot = 0; slot < count; ++slot) {
-      keys_DS[d * s.padded + slot] = T::load(keys[slot * stride + d]);
-      values_SD[slot * D + d] = T::load(values[slot * stride + d]);
+      keys_DS[d * s.padded + slot] = widened(keys[slot * stride + d]);
+      values_SD[slot * D + d] = widened(values[slot * stride + d]);
     }
 }
 
-// scores[row][slot] = scale * (q_row . k_slot), summed over d in order.
-void score_rows(const Shape& shape, Scratch& s, int rows) {
-  for (int lane = 0; lane < s.padded; lane += kLanes) {
+// The first `count` slots of the span whose blocks begin at `blocks`, for one KV head.
+template <class T>
+void fetch_span(const Shape& shape, Scratch& s, const int64_t* blocks, const T* k, const T* v,
+                int64_t kv_head, int count) {
+  const int64_t S = shape.block_size, D = shape.head_dim;
+  for (int64_t at = 0; at < count; at += S) {
+    const int64_t base = (blocks[at / S] * S * shape.num_kv_heads + kv_head) * D;
+    fetch_block<T>(shape, s, k + base, v + base, static_cast<int>(count - at < S ? count - at : S), at);
+  }
+}
+
+// scores[row][slot] = scale * (q_row . k_slot) of up to kTile rows, summed over d in order.
+void score_rows(const Shape& shape, Scratch& s, int first, int rows, int count) {
+  const float* const queries = &s.queries[first * shape.head_dim];
+  float* const scores = &s.scores[first * s.padded];
+  for (int lane = 0; lane < count; lane += kLanes) {
     Vec sums[kTile];
 #pragma GCC unroll 8
     for (int row = 0; row < kTile; ++row) sums[row] = Vec{};
@@ -192,53 +153,50 @@ void score_rows(const Shape& shape, Scratch& s, int rows) {
       const Vec key = load(&s.keys_DS[d * s.padded + lane]);
 #pragma GCC unroll 8
       for (int row = 0; row < kTile; ++row)
-        sums[row] += key * s.queries[row * shape.head_dim + d];
+        sums[row] += key * queries[row * shape.head_dim + d];
     }
 #pragma GCC unroll 8
-    for (int row = 0; row < rows; ++row) store(&s.scores[row * s.padded + lane], sums[row]);
+    for (int row = 0; row < rows; ++row) store(scores + row * s.padded + lane, sums[row]);
   }
 }
 
-typedef float Half __attribute__((vector_size(8 * sizeof(float))));
-typedef float Quarter __attribute__((vector_size(4 * sizeof(float))));
-
-template <class Wide, class Narrow>
-inline void halves(const Wide& wide, Narrow& low, Narrow& high) {
-  std::memcpy(&low, &wide, sizeof low);
-  std::memcpy(&high, reinterpret_cast<const char*>(&wide) + sizeof low, sizeof high);
-}
-
-// The sum of the lanes, always in the same tree.
-inline float sum_lanes(Vec v) {
-  Half a, b;
-  halves(v, a, b);
-  a += b;
-  Quarter c, d;
-  halves(a, c, d);
-  c += d;
-  return (c[0] + c[2]) + (c[1] + c[3]);
-}
-inline float max_lanes(Vec v) {
-  Half a, b;
-  halves(v, a, b);
-  a = a > b ? a : b;
-  Quarter c, d;
-  halves(a, c, d);
-  c = c > d ? c : d;
-  const float x = c[0] > c[1] ? c[0] : c[1], y = c[2] > c[3] ? c[2] : c[3];
-  return x > y ? x : y;
-}
-
-// out = out * shrink + scores . values, slot after slot; `kChunks` vectors of D at a time.
-template <int kChunks>
-inline void add_values(const float* scores, const float* values, int64_t head_dim, int count,
-                       float shrink, float* out) {
-  Vec acc[kChunks];
-  for (int c = 0; c < kChunks; ++c) acc[c] = load(out + c * kLanes) * shrink;
-  for (int slot = 0; slot < count; ++slot)
+// out = out * shrink + scores . values, slot after slot, for `rows` rows with `chunks` vectors of D each.
+template <int kAtOnce, int kChunks>
+inline void add_values(const float* scores, int64_t padded, const float* values, int64_t head_dim,
+                       int count, const float* shrink, float* out) {
+  Vec acc[kAtOnce][kChunks];
+  for (int row = 0; row < kAtOnce; ++row)
     for (int c = 0; c < kChunks; ++c)
-      acc[c] += load(values + slot * head_dim + c * kLanes) * scores[slot];
-  for (int c = 0; c < kChunks; ++c) store(out + c * kLanes, acc[c]);
+      acc[row][c] = load(out + row * head_dim + c * kLanes) * shrink[row];
+  for (int slot = 0; slot < count; ++slot)
+    for (int c = 0; c < kChunks; ++c) {
+      const Vec value = load(values + slot * head_dim + c * kLanes);
+      for (int row = 0; row < kAtOnce; ++row) acc[row][c] += value * scores[row * padded + slot];
+    }
+  for (int row = 0; row < kAtOnce; ++row)
+    for (int c = 0; c < kChunks; ++c) store(out + row * head_dim + c * kLanes, acc[row][c]);
+}
+
+// Rows [first, first + kAtOnce), which all see slots [begin, end) of the span, take their values in.
+template <int kAtOnce>
+void add_span(const Shape& shape, Scratch& s, int first, int begin, int end) {
+  const int64_t D = shape.head_dim;
+  const float* const scores = &s.scores[first * s.padded + begin];
+  const float* const values = &s.values_SD[begin * D];
+  const float* const shrink = &s.shrink[first];
+  float* const out = &s.out[first * D];
+  int64_t d = 0;
+  for (; d + 4 * kLanes <= D; d += 4 * kLanes)
+    add_values<kAtOnce, 4>(scores, s.padded, values + d, D, end - begin, shrink, out + d);
+  for (; d + kLanes <= D; d += kLanes)
+    add_values<kAtOnce, 1>(scores, s.padded, values + d, D, end - begin, shrink, out + d);
+  for (; d < D; ++d)
+    for (int row = 0; row < kAtOnce; ++row) {
+      float acc = out[row * D + d] * shrink[row];
+      for (int slot = 0; slot < end - begin; ++slot)
+        acc += values[slot * D + d] * scores[row * s.padded + slot];
+      out[row * D + d] = acc;
+    }
 }
 
 // Which of the 16 slots from `lane` on lie in [begin, end).
@@ -247,11 +205,12 @@ inline IntVec seen_lanes(int lane, int begin, int end) {
   return (slots >= begin) & (slots < end);
 }
 
-// One row's online softmax over slots [begin, end) of the block.
-void attend_row(const Shape& shape, Scratch& s, int row, int begin, int end) {
+// One row's online softmax over slots [begin, end) of the span: its scores become weights, and
+// `shrink` is what its values so far are to be multiplied by.
+void soften_row(Scratch& s, int row, int begin, int end) {
   float* scores = &s.scores[row * s.padded];
   Vec lanes_max = splat(s.row_max[row]);
-  for (int lane = 0; lane < s.padded; lane += kLanes) {
+  for (int lane = 0; lane < end; lane += kLanes) {
     Vec v = load(scores + lane);
     v = seen_lanes(lane, begin, end) ? v : splat(kMinusInf);
     store(scores + lane, v);
@@ -259,73 +218,74 @@ void attend_row(const Shape& shape, Scratch& s, int row, int begin, int end) {
   }
   const float largest = max_lanes(lanes_max);
   const float shrink = exp_negative(splat(s.row_max[row] - largest))[0];
-  float sum = s.row_sum[row] * shrink;
-  for (int lane = 0; lane < s.padded; lane += kLanes) {
+  Vec sums{};
+  for (int lane = 0; lane < end; lane += kLanes) {
     Vec p = exp_negative(load(scores + lane) - largest);
     p = seen_lanes(lane, begin, end) ? p : Vec{};
     store(scores + lane, p);
-    sum += sum_lanes(p);
+    sums += p;
   }
+  const float sum = s.row_sum[row] * shrink + sum_lanes(sums);
   s.row_max[row] = largest;
   s.row_sum[row] = sum;
-  float* out = &s.out[row * shape.head_dim];
-  const int64_t D = shape.head_dim;
-  const float* values = &s.values_SD[begin * D];
-  int64_t d = 0;
-  for (; d + 4 * kLanes <= D; d += 4 * kLanes)
-    add_values<4>(scores + begin, values + d, D, end - begin, shrink, out + d);
-  for (; d + kLanes <= D; d += kLanes)
-    add_values<1>(scores + begin, values + d, D, end - begin, shrink, out + d);
-  for (; d < D; ++d) {
-    float acc = out[d] * shrink;
-    for (int slot = begin; slot < end; ++slot) acc += s.values_SD[slot * D + d] * scores[slot];
-    out[d] = acc;
-  }
+  s.shrink[row] = shrink;
+}
+
+inline int in_span(int64_t slot, int64_t size) {
+  return static_cast<int>(slot < 0 ? 0 : slot < size ? slot : size);
 }
 
 // Rows [begin, end) of a request's (position, query head of `kv_head`) pairs.
 template <class T>
 void attend_tile(const Shape& shape, Scratch& s, const Request& request, const int64_t* blocks,
-                 int64_t kv_head, int64_t begin, int64_t end, const typename T::type* q,
-                 const typename T::type* k, const typename T::type* v, typename T::type* out) {
-  const int64_t D = shape.head_dim, S = shape.block_size;
+                 int64_t kv_head, int64_t begin, int64_t end, const T* q,
+                 const T* k, const T* v, T* out) {
+  const int64_t D = shape.head_dim;
   const int64_t group = shape.num_heads / shape.num_kv_heads;
   const int rows = static_cast<int>(end - begin);
-  int64_t position[kTile] = {}, offset[kTile] = {};
+  int64_t position[kRows] = {}, offset[kRows] = {};
   for (int row = 0; row < rows; ++row) {
     const int64_t index = (begin + row) / group, head = kv_head * group + (begin + row) % group;
     position[row] = request.start + index;
     offset[row] = ((request.first_row + index) * shape.num_heads + head) * D;
-    for (int d = 0; d < D; ++d) s.queries[row * D + d] = T::load(q[offset[row] + d]) * shape.scale;
+    for (int d = 0; d < D; ++d) s.queries[row * D + d] = widened(q[offset[row] + d]) * shape.scale;
     std::memset(&s.out[row * D], 0, D * sizeof(float));
     s.row_max[row] = kMinusInf;
     s.row_sum[row] = 0.0f;
   }
   const int64_t last = position[rows - 1];
-  for (int64_t block = first_seen(shape, position[0]) / S; block * S <= last; ++block) {
-    const int64_t base = (blocks[request.first_block + block] * S * shape.num_kv_heads + kv_head) * D;
-    const int64_t left = last - block * S + 1;
-    fetch_block<T>(shape, s, k + base, v + base, static_cast<int>(left < S ? left : S));
-    score_rows(shape, s, rows);
+  for (int64_t span = first_seen(shape, position[0]) / s.size; span * s.size <= last; ++span) {
+    const int count = in_span(last + 1 - span * s.size, s.size);
+    fetch_span(shape, s, blocks + request.first_block + span * s.num_blocks, k, v, kv_head, count);
+    for (int first = 0; first < rows; first += kTile)
+      score_rows(shape, s, first, rows - first < kTile ? rows - first : kTile, count);
+    int from[kRows], to[kRows];
     for (int row = 0; row < rows; ++row) {
-      const int64_t from = first_seen(shape, position[row]) - block * S;
-      const int64_t to = position[row] - block * S + 1;
-      const int begin = static_cast<int>(from > 0 ? (from < S ? from : S) : 0);
-      const int end = static_cast<int>(to < S ? to : S);
-      if (begin < end) attend_row(shape, s, row, begin, end);
+      from[row] = in_span(first_seen(shape, position[row]) - span * s.size, s.size);
+      to[row] = in_span(position[row] + 1 - span * s.size, s.size);
+      if (from[row] < to[row]) soften_row(s, row, from[row], to[row]);
+    }
+    for (int row = 0, next; row < rows; row = next) {
+      next = row + kAtOnce;
+      const bool is_alike = next <= rows && from[row] == from[next - 1] && to[row] == to[next - 1];
+      if (!is_alike) next = row + 1;
+      if (from[row] >= to[row]) continue;
+      if (is_alike)
+        add_span<kAtOnce>(shape, s, row, from[row], to[row]);
+      else
+        add_span<1>(shape, s, row, from[row], to[row]);
     }
   }
   for (int row = 0; row < rows; ++row)
     for (int d = 0; d < D; ++d)
-      out[offset[row] + d] = T::store(s.out[row * D + d] / s.row_sum[row]);
+      out[offset[row] + d] = narrowed<T>(s.out[row * D + d] / s.row_sum[row]);
 }
 
 // Tiles are dealt out to threads by their share of the whole cost, rows times keys.
 template <class T>
 void attend_batch(const Shape& shape, const Request* requests, int64_t num_requests,
-                  const int64_t* blocks, const typename T::type* q, const typename T::type* k,
-                  const typename T::type* v, typename T::type* out, int64_t thread,
-                  int64_t num_threads) {
+                  const int64_t* blocks, const void* q, const void* k, const void* v, void* out,
+                  int64_t thread, int64_t num_threads) {
   const int64_t group = shape.num_heads / shape.num_kv_heads;
   double total = 0.0, before = 0.0;
   for (int64_t r = 0; r < num_requests; ++r)
@@ -336,12 +296,14 @@ void attend_batch(const Shape& shape, const Request* requests, int64_t num_reque
     const int64_t rows = requests[r].length * group;
     const double row_cost = keys_seen(shape, requests[r]);
     for (int64_t kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head)
-      for (int64_t begin = 0; begin < rows; begin += kTile) {
-        const int64_t end = begin + kTile < rows ? begin + kTile : rows;
+      for (int64_t begin = 0; begin < rows; begin += kRows) {
+        const int64_t end = begin + kRows < rows ? begin + kRows : rows;
         const int64_t owner = static_cast<int64_t>(before / total * num_threads);
         before += (end - begin) * row_cost;
         if (owner == thread)
-          attend_tile<T>(shape, scratch, requests[r], blocks, kv_head, begin, end, q, k, v, out);
+          attend_tile<T>(shape, scratch, requests[r], blocks, kv_head, begin, end,
+                         static_cast<const T*>(q), static_cast<const T*>(k),
+                         static_cast<const T*>(v), static_cast<T*>(out));
       }
   }
 }
@@ -356,16 +318,13 @@ extern "C" void orca_paged_attention(int64_t is_bf16, const void* q, const void*
                                      void* out, const int64_t* requests, int64_t num_requests,
                                      const int64_t* blocks, int64_t num_heads,
                                      int64_t num_kv_heads, int64_t head_dim, int64_t block_size,
-                                     int64_t window, float scale, int64_t thread,
-                                     int64_t num_threads) {
+                                     int64_t window, float scale, int64_t num_threads) {
   const Shape shape{num_heads, num_kv_heads, head_dim, block_size, window, scale};
   const Request* rows = reinterpret_cast<const Request*>(requests);
-  if (is_bf16)
-    attend_batch<BFloat16>(shape, rows, num_requests, blocks, static_cast<const uint16_t*>(q),
-                           static_cast<const uint16_t*>(k), static_cast<const uint16_t*>(v),
-                           static_cast<uint16_t*>(out), thread, num_threads);
-  else
-    attend_batch<Float32>(shape, rows, num_requests, blocks, static_cast<const float*>(q),
-                          static_cast<const float*>(k), static_cast<const float*>(v),
-                          static_cast<float*>(out), thread, num_threads);
+  run_shares(num_threads, [&](int64_t thread) {
+    if (is_bf16)
+      attend_batch<uint16_t>(shape, rows, num_requests, blocks, q, k, v, out, thread, num_threads);
+    else
+      attend_batch<float>(shape, rows, num_requests, blocks, q, k, v, out, thread, num_threads);
+  });
 }

@@ -1,8 +1,8 @@
-"""Compiles a kernel's source with this machine's own compiler, once.
+"""Compiles the kernels beside this file with this machine's own compiler, once.
 
 The result lies in the user's cache folder under a name that stands for the
-source, the flags, the compiler and the CPU; it appears whole by a rename, so
-processes may build side by side. Knows nothing of what the kernel does.
+sources, the flags, the compiler and the CPU; it appears whole by a rename, so
+processes may build side by side. Knows nothing of what the kernels do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 
 import platformdirs
 
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC")
+FOLDER = Path(__file__).parent
+FLAGS = ("-std=c++20", "-O3", "-march=native", "-shared", "-fPIC", "-pthread")
 COMPILERS = ("c++", "g++", "clang++")
 BUILD_TIMEOUT_S = 120.0
 
@@ -27,14 +28,14 @@ class BuildError(Exception):
     """No compiler, or one that can't build the kernel; says which."""
 
 
-def load_library(source: Path) -> ctypes.CDLL:
-    """The compiled `source`; raises BuildError."""
+def load_library() -> ctypes.CDLL:
+    """The compiled kernels; raises BuildError."""
     compiler = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
     if compiler is None:
         raise BuildError(f"none of {', '.join(COMPILERS)} is installed")
-    target = _cache_dir() / f"{source.stem}-{_fingerprint(source, compiler)}.so"
+    target = _cache_dir() / f"cpu-{_fingerprint(compiler)}.so"
     if not target.exists():
-        _compile(compiler, source, target)
+        _compile(compiler, target)
     return ctypes.CDLL(str(target))
 
 
@@ -42,9 +43,10 @@ def _cache_dir() -> Path:
     return Path(platformdirs.user_cache_dir("orca-dist", appauthor=False)) / "kernels"
 
 
-def _fingerprint(source: Path, compiler: str) -> str:
+def _fingerprint(compiler: str) -> str:
     version = _run([compiler, "--version"])
-    parts = (source.read_text(encoding="utf-8"), *FLAGS, compiler, version, _cpu())
+    sources = [path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.[ch]*"))]
+    parts = (*sources, *FLAGS, compiler, version, _cpu())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
 
@@ -58,12 +60,12 @@ def _cpu() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
-def _compile(compiler: str, source: Path, target: Path) -> None:
+def _compile(compiler: str, target: Path) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / target.name
-            _run([compiler, *FLAGS, "-o", str(made), str(source)])
+            _run([compiler, *FLAGS, "-o", str(made), *map(str, sorted(FOLDER.glob("*.cpp")))])
             made.replace(target)
     except OSError as error:
         raise BuildError(f"{target.parent} can't be written: {error}") from None

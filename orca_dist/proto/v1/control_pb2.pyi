@@ -147,22 +147,20 @@ class StageMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., load_progress: _Optional[_Union[LoadProgress, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("secret", "stage", "pid", "node", "actor_id", "versions", "host")
-    SECRET_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("stage", "pid", "node", "actor_id", "versions", "host")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     ACTOR_ID_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
-    secret: str
     stage: int
     pid: int
     node: str
     actor_id: str
     versions: str
     host: str
-    def __init__(self, secret: _Optional[str] = ..., stage: _Optional[int] = ..., pid: _Optional[int] = ..., node: _Optional[str] = ..., actor_id: _Optional[str] = ..., versions: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
+    def __init__(self, stage: _Optional[int] = ..., pid: _Optional[int] = ..., node: _Optional[str] = ..., actor_id: _Optional[str] = ..., versions: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
 
 class Loaded(_message.Message):
     __slots__ = ("device", "weight_bytes", "store_address", "free_bytes", "fetched_bytes", "fetch_s", "read_bytes", "read_s", "node_bytes")
@@ -233,18 +231,20 @@ class Logits(_message.Message):
     def __init__(self, id: _Optional[int] = ..., rows: _Optional[bytes] = ...) -> None: ...
 
 class Pong(_message.Message):
-    __slots__ = ("nonce", "last_seq", "phase", "since_s", "trace")
+    __slots__ = ("nonce", "last_seq", "phase", "since_s", "trace", "num_requests")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     SINCE_S_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     nonce: int
     last_seq: int
     phase: str
     since_s: float
     trace: Trace
-    def __init__(self, nonce: _Optional[int] = ..., last_seq: _Optional[int] = ..., phase: _Optional[str] = ..., since_s: _Optional[float] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
+    num_requests: int
+    def __init__(self, nonce: _Optional[int] = ..., last_seq: _Optional[int] = ..., phase: _Optional[str] = ..., since_s: _Optional[float] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., num_requests: _Optional[int] = ...) -> None: ...
 
 class Trace(_message.Message):
     __slots__ = ("seq", "received_s", "input_ready_s", "compute_start_s", "compute_end_s", "sent_s", "bytes_sent")

@@ -92,8 +92,8 @@ class GenerateServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Ends a live request of anyone's; its own call ends with CANCELLED. NOT_FOUND where no
-        live request has the id.
+        """Ends a live request of the same caller; its own call ends with CANCELLED. NOT_FOUND where
+        none has the id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -233,7 +233,7 @@ OPERATIONS = st.lists(
 
 
 @pytest.mark.parametrize("kind", MemoryKind)
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=150)
 @given(num_blocks=st.integers(1, 12), block_size=st.integers(1, 3), operations=OPERATIONS)
 def test_any_order_of_calls_keeps_the_account(
     kind: MemoryKind,

@@ -21,7 +21,8 @@ from hypothesis.stateful import (
 )
 
 from orca_dist.core import Batching, Forming, MemoryKind, SchedulerConfig
-from tests.fixtures.scheduler_harness import PLAIN, VOCAB, SchedulerHarness, random_answers
+from tests.fixtures.last_stage import PLAIN, VOCAB, random_answers
+from tests.fixtures.scheduler_harness import SchedulerHarness
 
 BATCH_SIZES = [1, 2, 3, 4, 8]
 BATCH_TOKENS = [1, 5, 9, 12, 16, 24, 48]
@@ -64,8 +65,8 @@ def finish_the_day(harness: SchedulerHarness, rng: random.Random) -> None:
     harness.drain(rng)
     harness.flush_drops()
     harness.check_empty()
-    if harness.memory.capacity >= 2:
-        harness.submit([PLAIN] * (harness.memory.capacity - 1), 1, frozenset())
+    if harness.model.memory.capacity >= 2:
+        harness.submit([PLAIN] * (harness.model.memory.capacity - 1), 1, frozenset())
     harness.drain(rng)
     harness.flush_drops()
     harness.check_empty()
@@ -101,37 +102,37 @@ class SchedulerMachine(RuleBasedStateMachine):
         for arrival in arrivals:
             self.harness.submit(*arrival)
 
-    @precondition(lambda self: self.harness.live)
+    @precondition(lambda self: self.harness.model.live)
     @rule(times=st.integers(1, 4))
     def select(self, times: int) -> None:
         for _ in range(times):
             self.harness.select()
 
-    @precondition(lambda self: self.harness.flight)
+    @precondition(lambda self: self.harness.model.flight)
     @rule(rng=SEEDS, times=st.integers(1, 4))
     def return_oldest(self, rng: random.Random, times: int) -> None:
-        for plan in self.harness.flight[:times]:
+        for plan in self.harness.model.flight[:times]:
             self.harness.return_oldest(random_answers(plan, rng))
 
-    @precondition(lambda self: self.harness.live)
+    @precondition(lambda self: self.harness.model.live)
     @rule(rng=SEEDS, times=st.integers(1, 6))
     def turn_around(self, rng: random.Random, times: int) -> None:
         """What the engine master does: fill the pipeline, take a result, fill it again."""
         for _ in range(times):
             while self.harness.select():
                 pass
-            if self.harness.flight:
-                self.harness.return_oldest(random_answers(self.harness.flight[0], rng))
+            if self.harness.model.flight:
+                self.harness.return_oldest(random_answers(self.harness.model.flight[0], rng))
 
-    @precondition(lambda self: self.harness.num_submitted)
+    @precondition(lambda self: self.harness.model.num_submitted)
     @rule(pick=PICKS)
     def cancel(self, pick: int) -> None:
-        self.harness.cancel(self.harness.any_id(pick))
+        self.harness.cancel(self.harness.model.any_id(pick))
 
-    @precondition(lambda self: self.harness.num_submitted)
+    @precondition(lambda self: self.harness.model.num_submitted)
     @rule(pick=PICKS, num_tokens=st.integers(0, 4))
     def finish(self, pick: int, num_tokens: int) -> None:
-        self.harness.finish(self.harness.any_id(pick), num_tokens)
+        self.harness.finish(self.harness.model.any_id(pick), num_tokens)
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 3.0]))
     def pass_time(self, seconds: float) -> None:
@@ -159,18 +160,24 @@ class SchedulerMachine(RuleBasedStateMachine):
             finish_the_day(self.harness, self.rng)
 
 
-def test_machine() -> None:
+def explore(max_examples: int) -> None:
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(
-            max_examples=120,
+            max_examples=max_examples,
             stateful_step_count=30,
-            deadline=None,
-            derandomize=True,
-            database=None,
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+def test_machine() -> None:
+    explore(40)
+
+
+@pytest.mark.slow
+def test_machine_for_longer() -> None:
+    explore(300)
 
 
 # ---- long runs -------------------------------------------------------------------------
@@ -227,14 +234,14 @@ def submit_some(harness: SchedulerHarness, rng: random.Random) -> None:
 
 def random_event(harness: SchedulerHarness, rng: random.Random) -> None:
     """Weights as in a busy server; losing the pipeline is rare."""
-    request_id = harness.any_id(rng.choice([rng.randint(0, 5), rng.randint(0, 999)]))
+    request_id = harness.model.any_id(rng.choice([rng.randint(0, 5), rng.randint(0, 999)]))
     match rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]:
         case "submit":
             submit_some(harness, rng)
         case "select":
             harness.select()
-        case "return" if harness.flight:
-            harness.return_oldest(random_answers(harness.flight[0], rng))
+        case "return" if harness.model.flight:
+            harness.return_oldest(random_answers(harness.model.flight[0], rng))
         case "cancel":
             harness.cancel(request_id)
         case "finish":
@@ -252,7 +259,9 @@ def random_event(harness: SchedulerHarness, rng: random.Random) -> None:
 @pytest.mark.parametrize("forming", Forming)
 @pytest.mark.parametrize("memory", MemoryKind)
 @pytest.mark.parametrize("batching", Batching)
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 18))]
+)
 def test_long_run(seed: int, batching: Batching, memory: MemoryKind, forming: Forming) -> None:
     rng = random.Random(seed)
     harness = random_harness(rng, batching, memory, forming)

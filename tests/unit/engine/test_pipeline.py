@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import pytest
 
+from orca_dist.bootstrap import StageBootstrap
 from orca_dist.engine.local_pipeline import LocalPlacement
 from orca_dist.engine.pipeline import Pipeline
+from orca_dist.engine.stages import News, OnDeath
 from orca_dist.errors import StartupError
 from orca_dist.proto.v1 import control_pb2 as pb
 from tests.unit.engine.test_settle import settled
@@ -16,6 +19,37 @@ GPU = {0: pb.Loaded(free_bytes=10_000_000, device="cuda:0", weight_bytes=77)} | 
     1: pb.Loaded(free_bytes=4_000_000, device="cuda:0", weight_bytes=99)
 }
 MIB = 2**20
+
+
+@dataclass
+class NoPlacement:
+    """Nothing is ever started."""
+
+    control_host: str = "127.0.0.1"
+    replaced: list[int] = field(default_factory=list)
+
+    def launch(self, bootstraps: Sequence[StageBootstrap], on_death: OnDeath) -> None:
+        pass
+
+    def replace(self, bootstrap: StageBootstrap, on_death: OnDeath) -> None:
+        self.replaced.append(bootstrap.stage)
+
+    def close(self) -> None:
+        pass
+
+
+def test_what_a_lost_stage_said_last_is_not_taken_for_its_replacement_s_word() -> None:
+    """It said that it had loaded, and died: news of its death came first."""
+    placement = NoPlacement()
+    pipeline = Pipeline(settled(stages=2), placement)
+    for stage in (0, 1):
+        pipeline._on_news((stage, pb.StageMessage(loaded=pb.Loaded(weight_bytes=stage))))
+    pipeline._replace(1)
+    told: list[News] = []
+    pipeline.listen(told.append)
+    pipeline.close()
+    assert [news[0] for news in told if isinstance(news, tuple)] == [0]
+    assert placement.replaced == [1]
 
 
 def cpu(node_bytes: int, weight_bytes: int) -> pb.Loaded:

@@ -92,7 +92,7 @@ def _admit(admit: pb.Admit) -> Admit:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(plans())
 def test_stages_read_the_plan_that_was_made(plan: Plan) -> None:
     assert as_stage_reads(encode_plan(plan)) == plan
@@ -103,7 +103,7 @@ def test_the_same_plan_is_the_same_bytes() -> None:
     assert encode_plan(plan) == encode_plan(plan)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seq=u64,
     tokens=st.dictionaries(u64, st.lists(u32, max_size=4), max_size=6),

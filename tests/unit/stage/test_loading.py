@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import re
 from pathlib import Path
 
 import pytest
 import torch
 
-from orca_dist import LLM, SamplingParams
-from orca_dist.config import Dtype, EngineConfig, Launcher, LoadFormat
 from orca_dist.core import split_layers
 from orca_dist.engine.local_pipeline import LocalPlacement
 from orca_dist.engine.pipeline import Pipeline
@@ -62,23 +58,6 @@ def bytes_read() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("rchar:"))
 
 
-def test_the_start_tells_its_parts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = loud_llama(tmp_path / "loud")
-    caplog.set_level(logging.INFO)
-    with LLM(folder, stages=2):
-        pass
-    messages = [record.getMessage() for record in caplog.records]
-    told = [message for message in messages if message.startswith("start: ")]
-    assert any(re.fullmatch(r"KV: \d+ tokens, \d+\.\d requests of .* of 256", m) for m in messages)
-    number = r"\d+\.\d"
-    assert len(told) == 1
-    assert re.fullmatch(
-        rf"start: place {number} s, load {number} s \(1 MB read at {number}\d GB/s\), "
-        rf"connect {number} s, warm up {number} s",
-        told[0],
-    )
-
-
 def test_time_starts_anew_while_weights_arrive() -> None:
     """A model of any size may be fetched; a stage that tells nothing is still found."""
     pipeline = Pipeline(settled(stages=2, device="cpu", start_timeout_s=50.0), LocalPlacement())
@@ -110,17 +89,6 @@ def made_up(folder: Path, layers: list[range], stage: int) -> dict[str, torch.Te
     weights = StageWeights(setup, torch.device("cpu"))
     weights.fetch(lambda done, total: None)
     return weights.read(lambda done, total: None)
-
-
-def test_a_model_without_weights_serves_made_up_ones(tmp_path: Path) -> None:
-    folder = loud_llama(tmp_path / "loud", tie=False)
-    (folder / "model.safetensors").unlink()
-    config = EngineConfig(
-        load_format=LoadFormat.DUMMY, launcher=Launcher.LOCAL, dtype=Dtype.FLOAT32, kv_tokens=256
-    )
-    with LLM(folder, config=config) as llm:
-        (answer,) = llm.generate(["Hello"], SamplingParams(max_tokens=4, ignore_eos=True))
-        assert len(answer.token_ids) == 4
 
 
 def test_the_master_adds_all_stages_up() -> None:

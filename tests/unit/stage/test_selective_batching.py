@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from orca_kernels import AttentionBackend, AttentionContext, attention_backend
-from torch.utils._python_dispatch import TorchDispatchMode
+from orca_kernels import AttentionContext, Kernels, Linear, kernels_for
 
 from orca_dist.core import Plan
 from tests.fixtures.checkpoints import loud_llama
@@ -36,37 +34,26 @@ class Matmul:
     weight: int
 
 
-class MatmulLog(TorchDispatchMode):
-    """Notes every matrix product of this thread, whichever operator makes it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.matmuls: list[Matmul] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        name = func._schema.name
-        if name in ("mkldnn::_linear_pointwise", "aten::mm", "aten::linear"):
-            self._note(args[0], args[1], out)
-        elif name == "aten::addmm":
-            self._note(args[1], args[2], out)
-        return out
-
-    def _note(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-        self.matmuls.append(Matmul(x.shape[0], x.shape[1], out.shape[1], id(weight)))
-
-
 @dataclass(slots=True)
-class AttentionLog:
-    """Stands for a backend, and notes what each call is told."""
+class KernelLog:
+    """Stands for a stage's kernels, and notes what each call is told."""
 
-    inner: AttentionBackend
+    inner: Kernels
+    matmuls: list[Matmul] = field(default_factory=list)
     contexts: list[AttentionContext] = field(default_factory=list)
 
-    def backend(self) -> AttentionBackend:
-        return AttentionBackend(
-            name="log", write_kv=self.inner.write_kv, paged_attention=self.attend
-        )
+    def kernels(self) -> Kernels:
+        return replace(self.inner, linear=self.linear, paged_attention=self.attend)
+
+    def linear(self, weight_FK: torch.Tensor, bias_F: torch.Tensor | None = None) -> Linear:
+        layer = self.inner.linear(weight_FK, bias_F)
+
+        def multiply(x_TK: torch.Tensor) -> torch.Tensor:
+            y_TF = layer(x_TK)
+            self.matmuls.append(Matmul(*x_TK.shape, y_TF.shape[1], id(layer)))
+            return y_TF
+
+        return multiply
 
     def attend(
         self,
@@ -82,10 +69,10 @@ class AttentionLog:
 
 
 @pytest.fixture
-def attention(monkeypatch: pytest.MonkeyPatch) -> AttentionLog:
-    log = AttentionLog(attention_backend(torch.device("cpu"), torch.float32, 1))
+def log(monkeypatch: pytest.MonkeyPatch) -> KernelLog:
+    log = KernelLog(kernels_for(torch.device("cpu"), torch.float32, 1))
     monkeypatch.setattr(
-        "orca_dist.stage.worker.attention_backend", lambda device, dtype, num_threads: log.backend()
+        "orca_dist.stage.worker.kernels_for", lambda device, dtype, num_threads: log.kernels()
     )
     return log
 
@@ -98,16 +85,17 @@ def test_the_plans_are_mixed() -> None:
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])
-def test_every_weight_is_applied_once_to_the_flat_batch(folder: Path, num_stages: int) -> None:
+def test_every_weight_is_applied_once_to_the_flat_batch(
+    folder: Path, log: KernelLog, num_stages: int
+) -> None:
     """3 prefills and 5 decodes: 26 rows, of which 8 sample."""
     workers = load_stages(folder, num_stages)
     first, second = mixed_plans()
-    with MatmulLog() as log:
-        for worker in workers:
-            run_stage(worker, first)
-        log.matmuls.clear()
-        for worker in workers:
-            run_stage(worker, second)
+    for worker in workers:
+        run_stage(worker, first)
+    log.matmuls.clear()
+    for worker in workers:
+        run_stage(worker, second)
     assert max(Counter(matmul.weight for matmul in log.matmuls).values()) == 1
     shapes = Counter((m.num_rows, m.num_inputs, m.num_outputs) for m in log.matmuls)
     assert shapes == {
@@ -119,38 +107,37 @@ def test_every_weight_is_applied_once_to_the_flat_batch(folder: Path, num_stages
     }
 
 
-def test_attention_is_told_each_request_apart(folder: Path, attention: AttentionLog) -> None:
+def test_attention_is_told_each_request_apart(folder: Path, log: KernelLog) -> None:
     (worker,) = load_stages(folder, 1)
     first, second = mixed_plans()
     run_stage(worker, first)
-    attention.contexts.clear()
+    log.contexts.clear()
     run_stage(worker, second)
-    assert len(attention.contexts) == NUM_LAYERS
-    for context in attention.contexts:
+    assert len(log.contexts) == NUM_LAYERS
+    for context in log.contexts:
         assert context.starts == second.starts
         assert context.lengths == second.lengths
         blocks = [block for table in context.blocks for block in table.tolist()]
         assert len(blocks) == len(set(blocks)), "no request looks into another's blocks"
 
 
-def test_without_a_sampling_row_the_head_is_not_applied(folder: Path) -> None:
+def test_without_a_sampling_row_the_head_is_not_applied(folder: Path, log: KernelLog) -> None:
     (worker,) = load_stages(folder, 1)
     first, _ = mixed_plans()
     plan = replace(first, samples=[False] * len(first.ids))
-    with MatmulLog() as log:
-        result = run_stage(worker, plan)
+    result = run_stage(worker, plan)
     assert result is not None
     assert (list(result.ids), result.seq) == ([], plan.seq)
     assert len(log.matmuls) == 4 * NUM_LAYERS
     assert all(matmul.num_outputs != VOCAB for matmul in log.matmuls)
 
 
-def test_a_plan_of_drops_alone_runs_nothing(folder: Path) -> None:
+def test_a_plan_of_drops_alone_runs_nothing(folder: Path, log: KernelLog) -> None:
     workers = load_stages(folder, 2)
     first, _ = mixed_plans()
     for worker in workers:
         run_stage(worker, first)
+    log.matmuls.clear()
     drops = Plan(seq=99, drops=list(first.ids))
-    with MatmulLog() as log:
-        assert [run_stage(worker, drops) for worker in workers] == [None, None]
+    assert [run_stage(worker, drops) for worker in workers] == [None, None]
     assert log.matmuls == []

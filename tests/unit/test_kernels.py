@@ -1,15 +1,20 @@
-"""What sees the whole flat batch: against plain formulas, and bit for bit in any batch."""
+"""The kernels of the flat batch, each way: against plain formulas, and bit for bit in any batch."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from orca_kernels import Linear
+from orca_kernels.cpu.build import load_library
+from orca_kernels.cpu.linear import CpuLinear, shortened
+from orca_kernels.cpu.rows import CpuRows
+from orca_kernels.dispatch import TORCH, MakeLinear, RmsNorm, SiluMul
+from orca_kernels.linear import TorchLinear
 from torch.nn.functional import linear
-
-from orca_dist.models.layers import Linear, Rotary, rms_norm, rotate, scaled, silu_mul
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 DTYPES = list(TOLERANCE)
@@ -17,6 +22,22 @@ PACKED_DTYPES = DTYPES if torch.ops.mkldnn._is_mkldnn_bf16_supported() else DTYP
 ROW_COUNTS = [*range(1, 71), 300]
 
 RowWise = Callable[[torch.Tensor], torch.Tensor]
+KINDS = ["torch", "cpu"]
+
+
+def make_linear(kind: str, num_threads: int = 1) -> MakeLinear:
+    """As a stage with that many threads has it."""
+    if kind == "torch":
+        return TorchLinear
+    library = load_library()
+    return lambda weight_FK, bias_F=None: CpuLinear(library, num_threads, weight_FK, bias_F)
+
+
+def rows_of(kind: str, num_threads: int = 1) -> tuple[RmsNorm, SiluMul]:
+    if kind == "torch":
+        return TORCH.rms_norm, TORCH.silu_mul
+    rows = CpuRows(load_library(), num_threads)
+    return rows.rms_norm, rows.silu_mul
 
 
 @pytest.fixture
@@ -41,32 +62,35 @@ def close(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None:
 # ---- Linear ------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", PACKED_DTYPES)
 @pytest.mark.parametrize("num_rows", [1, 2, 17])
 @pytest.mark.parametrize("biased", [False, True])
-def test_linear_is_x_wt_plus_b(dtype: torch.dtype, num_rows: int, biased: bool) -> None:
+def test_linear_is_x_wt_plus_b(kind: str, dtype: torch.dtype, num_rows: int, biased: bool) -> None:
     weight_FK, bias_F = noise(50, 33, dtype=dtype), noise(50, dtype=dtype, seed=1)
     x_TK = noise(num_rows, 33, dtype=dtype, seed=2)
-    layer = Linear(weight_FK, bias_F if biased else None)
-    assert layer.packed
+    layer = make_linear(kind)(weight_FK, bias_F if biased else None)
     wanted = linear(x_TK.double(), weight_FK.double(), bias_F.double() if biased else None)
     y_TF = layer(x_TK)
     assert y_TF.shape == (num_rows, 50)
     close(y_TF, wanted, dtype)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", PACKED_DTYPES)
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(576, 320), (33, 50)])
 def test_a_row_of_linear_has_the_same_bits_in_any_batch(
     set_threads: Callable[[int], None],
+    kind: str,
     dtype: torch.dtype,
     num_threads: int,
     num_inputs: int,
     num_outputs: int,
 ) -> None:
     set_threads(num_threads)
-    layer = Linear(noise(num_outputs, num_inputs, dtype=dtype), noise(num_outputs, dtype=dtype))
+    weight_FK, bias_F = noise(num_outputs, num_inputs, dtype=dtype), noise(num_outputs, dtype=dtype)
+    layer = make_linear(kind, num_threads)(weight_FK, bias_F)
     x_TK = noise(600, num_inputs, dtype=dtype, seed=1)
     y_TF = layer(x_TK)
     for num_rows in ROW_COUNTS:
@@ -74,43 +98,93 @@ def test_a_row_of_linear_has_the_same_bits_in_any_batch(
         assert torch.equal(layer(x_TK[rows]), y_TF[rows])
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", PACKED_DTYPES)
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_a_single_row_of_linear_has_the_bits_it_has_among_others(
-    set_threads: Callable[[int], None], dtype: torch.dtype, num_threads: int
+    set_threads: Callable[[int], None], kind: str, dtype: torch.dtype, num_threads: int
 ) -> None:
     """oneDNN has another kernel for one row; with 1536 inputs its rounding shows."""
     set_threads(num_threads)
-    layer, x_TK = Linear(noise(96, 1536, dtype=dtype)), noise(64, 1536, dtype=dtype, seed=1)
+    layer = make_linear(kind, num_threads)(noise(96, 1536, dtype=dtype))
+    x_TK = noise(64, 1536, dtype=dtype, seed=1)
     assert torch.equal(torch.cat([layer(row) for row in x_TK.split(1)]), layer(x_TK))
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", PACKED_DTYPES)
 def test_linear_has_the_same_bits_on_any_number_of_threads(
-    set_threads: Callable[[int], None], dtype: torch.dtype
+    set_threads: Callable[[int], None], kind: str, dtype: torch.dtype
 ) -> None:
-    layer = Linear(noise(192, 576, dtype=dtype))
+    weight_FK = noise(192, 576, dtype=dtype)
     x_TK = noise(70, 576, dtype=dtype, seed=1)
     results = []
     for num_threads in (1, 2, 3):
         set_threads(num_threads)
-        results.append(layer(x_TK))
+        results.append(make_linear(kind, num_threads)(weight_FK)(x_TK))
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_weights_that_bfloat16_holds_are_kept_in_it_and_change_no_bit() -> None:
+    weight_FK, x_TK = noise(70, 40).bfloat16().float(), noise(33, 40, seed=1)
+    assert shortened(weight_FK).dtype is torch.bfloat16
+    assert torch.equal(shortened(weight_FK).float(), weight_FK)
+    nearly = weight_FK.clone()
+    nearly[69, 39] += 1e-4
+    assert shortened(nearly).dtype is torch.float32
+    make = make_linear("cpu")
+    for num_rows in (1, 33):
+        short, long = make(weight_FK)(x_TK[:num_rows]), make(nearly)(x_TK[:num_rows])
+        assert torch.equal(short[:, :69], long[:, :69])
+        assert not torch.equal(short[:, 69], long[:, 69])
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    num_rows=st.integers(1, 90),
+    num_inputs=st.integers(1, 300),
+    num_outputs=st.integers(1, 300),
+    num_threads=st.integers(1, 3),
+    is_short=st.booleans(),
+)
+def test_linear_of_any_shape(
+    num_rows: int, num_inputs: int, num_outputs: int, num_threads: int, is_short: bool
+) -> None:
+    weight_FK = noise(num_outputs, num_inputs)
+    weight_FK = weight_FK.bfloat16().float() if is_short else weight_FK
+    x_TK = noise(num_rows, num_inputs, seed=1)
+    layer = CpuLinear(load_library(), num_threads, weight_FK)
+    layer._num_threads = num_threads  # however few its weights are
+    torch.testing.assert_close(layer(x_TK), x_TK @ weight_FK.T, atol=1e-4, rtol=1e-4)
+
+
+def test_more_inputs_than_the_cache_holds_change_no_bit() -> None:
+    """They are worked through in blocks of rows."""
+    layer: Linear = make_linear("cpu")(noise(40, 9000))
+    x_TK = noise(100, 9000, seed=1)
+    y_TF = layer(x_TK)
+    assert torch.equal(y_TF[90:], layer(x_TK[90:]))
+    torch.testing.assert_close(y_TF, x_TK @ noise(40, 9000).T, atol=1e-2, rtol=1e-4)
 
 
 # ---- rms_norm and silu_mul ---------------------------------------------
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rms_norm_is_its_formula(dtype: torch.dtype) -> None:
-    x_TH, weight_H = noise(7, 64, dtype=dtype) * 3, noise(64, dtype=dtype, seed=1)
+@pytest.mark.parametrize("size", [64, 37, 5])
+def test_rms_norm_is_its_formula(kind: str, dtype: torch.dtype, size: int) -> None:
+    rms_norm, _ = rows_of(kind)
+    x_TH, weight_H = noise(7, size, dtype=dtype) * 3, noise(size, dtype=dtype, seed=1)
     for eps in (1e-6, 0.5):
         x = x_TH.double()
         wanted = x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight_H.double()
         close(rms_norm(x_TH, weight_H, eps), wanted, dtype)
 
 
-def test_rms_norm_rounds_before_or_after_its_weight() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_rms_norm_rounds_before_or_after_its_weight(kind: str) -> None:
+    rms_norm, _ = rows_of(kind)
     x_TH, weight_H = noise(64, 64, dtype=torch.bfloat16), noise(64, dtype=torch.bfloat16, seed=1)
     wide = rms_norm(x_TH.float(), weight_H.float(), 1e-6)
     late = rms_norm(x_TH, weight_H, 1e-6, rounds_late=True)
@@ -118,13 +192,15 @@ def test_rms_norm_rounds_before_or_after_its_weight() -> None:
     assert not torch.equal(late, rms_norm(x_TH, weight_H, 1e-6))
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_a_head_that_is_normalised_has_the_same_bits_in_any_batch(
-    set_threads: Callable[[int], None], dtype: torch.dtype, num_threads: int
+    set_threads: Callable[[int], None], kind: str, dtype: torch.dtype, num_threads: int
 ) -> None:
     """As a strided part of a row, where queries and keys lie."""
     set_threads(num_threads)
+    rms_norm, _ = rows_of(kind, num_threads)
     row_TF, weight_D = noise(1001, 7 * 32, dtype=dtype), noise(32, dtype=dtype, seed=1)
 
     def norm(x_TF: torch.Tensor) -> torch.Tensor:
@@ -135,32 +211,33 @@ def test_a_head_that_is_normalised_has_the_same_bits_in_any_batch(
         assert torch.equal(norm(row_TF[:num_rows]), alone[:num_rows]), f"{num_rows} rows"
 
 
-def test_scaled_by_one_is_the_tensor_itself() -> None:
-    x_TH = noise(3, 4)
-    assert scaled(x_TH, 1.0) is x_TH
-    assert torch.equal(scaled(x_TH, 0.5), x_TH / 2)
-
-
-def test_rms_norm_of_tiny_values_is_held_up_by_eps() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_rms_norm_of_tiny_values_is_held_up_by_eps(kind: str) -> None:
+    rms_norm, _ = rows_of(kind)
     y_TH = rms_norm(torch.full((1, 8), 1e-6), torch.ones(8), 1e-6)
     torch.testing.assert_close(y_TH, torch.full((1, 8), 1e-3), rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_silu_mul_is_its_formula(dtype: torch.dtype) -> None:
-    gate_up_TF = noise(7, 100, dtype=dtype) * 3
+@pytest.mark.parametrize("spread", [3, 100])
+def test_silu_mul_is_its_formula(kind: str, dtype: torch.dtype, spread: int) -> None:
+    _, silu_mul = rows_of(kind)
+    gate_up_TF = noise(7, 100, dtype=dtype) * spread
     gate, up = gate_up_TF[:, :50].double(), gate_up_TF[:, 50:].double()
     close(silu_mul(gate_up_TF), gate / (1 + torch.exp(-gate)) * up, dtype)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 5])
 @pytest.mark.parametrize("size", [96, 576, 37])
 def test_rows_of_elementwise_layers_have_the_same_bits_in_any_batch(
-    set_threads: Callable[[int], None], dtype: torch.dtype, num_threads: int, size: int
+    set_threads: Callable[[int], None], kind: str, dtype: torch.dtype, num_threads: int, size: int
 ) -> None:
     """Batches large enough to be cut over threads, in the middle of rows too."""
     set_threads(num_threads)
+    rms_norm, silu_mul = rows_of(kind, num_threads)
     weight_H = noise(size, dtype=dtype)
     norm: RowWise = lambda x_TH: rms_norm(x_TH, weight_H, 1e-5)  # noqa: E731
     for layer, num_columns in ((norm, size), (silu_mul, 2 * size)):
@@ -170,60 +247,14 @@ def test_rows_of_elementwise_layers_have_the_same_bits_in_any_batch(
             assert torch.equal(layer(x[:num_rows]), alone[:num_rows]), f"{num_rows} rows"
 
 
-# ---- Rotary ------------------------------------------------------------
-
-
-def make_rotary(
-    head_dim: int, dtype: torch.dtype = torch.float32, scale: float = 1.0
-) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    inverse_I = 500.0 ** -(torch.arange(0, head_dim, 2) / head_dim)
-    rotary = Rotary(inverse_I, max_len=64, scale=scale, dtype=dtype, device=torch.device("cpu"))
-    return lambda x_TND, positions_T: rotate(x_TND, rotary(positions_T))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rotary_turns_pairs_of_half_a_head_apart(dtype: torch.dtype) -> None:
-    x_TND, positions = noise(4, 3, 8, dtype=dtype), [0, 1, 17, 63]
-    wanted = torch.empty(4, 3, 8, dtype=torch.double)
-    for row, position in enumerate(positions):
-        for i in range(4):
-            angle = position * 500.0 ** (-2 * i / 8)
-            a, b = x_TND[row, :, i].double(), x_TND[row, :, i + 4].double()
-            wanted[row, :, i] = a * math.cos(angle) - b * math.sin(angle)
-            wanted[row, :, i + 4] = b * math.cos(angle) + a * math.sin(angle)
-    close(make_rotary(8, dtype)(x_TND, torch.tensor(positions)), wanted, dtype)
-
-
-def test_rotary_scales_what_it_turns() -> None:
-    x_TND, positions_T = noise(4, 3, 8), torch.tensor([0, 1, 17, 63])
-    doubled = make_rotary(8, scale=2.0)(x_TND, positions_T)
-    assert torch.equal(doubled, 2 * make_rotary(8)(x_TND, positions_T))
-
-
-def test_rotary_of_fp32_tables_rounds_once() -> None:
-    x_TND, positions_T = noise(4, 3, 8, dtype=torch.bfloat16), torch.tensor([0, 1, 17, 63])
-    exact = make_rotary(8)(x_TND.float(), positions_T)
-    assert torch.equal(make_rotary(8)(x_TND, positions_T), exact.bfloat16())
-
-
-def test_rotary_makes_products_depend_on_distance_alone() -> None:
-    rotary, q, k = make_rotary(16), noise(1, 1, 16), noise(1, 1, 16, seed=1)
-    products = {
-        (m, n): float((rotary(q, torch.tensor([m])) * rotary(k, torch.tensor([n]))).sum())
-        for m, n in ((5, 0), (25, 20), (63, 58), (6, 0))
-    }
-    assert products[5, 0] == pytest.approx(products[25, 20], abs=1e-4)
-    assert products[5, 0] == pytest.approx(products[63, 58], abs=1e-4)
-    assert products[5, 0] != pytest.approx(products[6, 0], abs=1e-2)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_of_rotary_has_the_same_bits_in_any_batch(
-    set_threads: Callable[[int], None], dtype: torch.dtype
-) -> None:
-    set_threads(2)
-    rotary, x_TND = make_rotary(64, dtype), noise(600, 3, 64, dtype=dtype)
-    positions_T = torch.arange(600) % 64
-    alone = torch.cat([rotary(x_TND[i : i + 1], positions_T[i : i + 1]) for i in range(600)])
-    for num_rows in (2, 33, 600):
-        assert torch.equal(rotary(x_TND[:num_rows], positions_T[:num_rows]), alone[:num_rows])
+def test_nan_stays_in_its_row() -> None:
+    rms_norm, silu_mul = rows_of("cpu")
+    x_TH = noise(3, 64)
+    x_TH[1, 5] = torch.nan
+    for result in (
+        rms_norm(x_TH, noise(64), 1e-6),
+        silu_mul(x_TH),
+        make_linear("cpu")(noise(40, 64))(x_TH),
+    ):
+        assert result[1].isnan().any()
+        assert not result[[0, 2]].isnan().any()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -270,15 +269,3 @@ def test_an_address_that_cannot_be_had_is_named(
             await listen(ServerConfig(host=host, port=port))
 
     run(case())
-
-
-@pytest.mark.parametrize(("host", "num_warnings"), [("127.0.0.1", 0), ("0.0.0.0", 1)])
-def test_a_port_open_to_others_is_warned_about(
-    host: str, num_warnings: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def case() -> None:
-        await (await listen(ServerConfig(host=host, port=0))).server.stop(None)
-
-    with caplog.at_level(logging.WARNING):
-        run(case())
-    assert sum("no authentication" in record.message for record in caplog.records) == num_warnings

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import queue
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -130,6 +132,18 @@ def test_pings_are_answered_while_the_stage_computes(run: Run) -> None:
     assert idle.last_seq == second.seq
 
 
+def test_what_an_epoch_was_computing_at_its_end_is_no_hang_of_the_next(run: Run) -> None:
+    run.load_and_open()
+    first, _ = mixed_plans()
+    run.worker.go.clear()
+    run.plane.broadcast(encode_plan(first))
+    assert run.worker.computing.wait(WAIT_S)
+    assert run.ping(1).phase == "computing"
+    run.say(pb.MasterMessage(open=pb.Open(epoch=2, num_blocks=64, link_timeout_s=5.0)))
+    assert run.answer("ready").epoch == 2
+    assert run.ping(2).phase == "idle"
+
+
 def _idle(run: Run) -> pb.Pong:
     """The first pong after the compute thread has let go of its last plan."""
     deadline = time.monotonic() + WAIT_S
@@ -167,6 +181,27 @@ def test_a_folder_that_cannot_be_loaded_is_a_failure(run: Run, tmp_path: Path) -
     setup = stage_setup(tmp_path, 0, [range(5)], "float32")
     run.say(pb.MasterMessage(setup=setup))
     assert "config.json" in run.answer("failure").failure.message
+
+
+ROWS_OF_ALL_KINDS = """
+import psutil, torch
+from orca_kernels.linear import TorchLinear
+from orca_dist.stage.process import bound_kernel_caches
+bound_kernel_caches()
+linear = TorchLinear(torch.ones(64, 64))
+before = psutil.Process().memory_info().rss
+with torch.inference_mode():
+    for num_rows in range(2, 602):
+        linear(torch.ones(num_rows, 64))
+print((psutil.Process().memory_info().rss - before) / 1e6)
+"""
+
+
+def test_kernels_of_all_shapes_do_not_pile_up() -> None:
+    """0.6 MB each; 600 of them would be 350 MB."""
+    program = [sys.executable, "-c", ROWS_OF_ALL_KINDS]
+    run = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
+    assert float(run.stdout) < 250
 
 
 def test_close_ends_the_stage_well(run: Run) -> None:

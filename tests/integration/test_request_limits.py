@@ -12,6 +12,7 @@ from orca_dist.core import FinishReason
 from orca_dist.errors import InvalidRequest
 from orca_dist.params import SamplingParams
 from orca_dist.proto.v1 import generate_pb2 as pb
+from orca_dist.server import convert
 from tests.fixtures.checkpoints import byte_tokenizer
 from tests.fixtures.front import CHAT_TEMPLATE, run, serving
 from tests.fixtures.scripted_engine import ScriptedEngine
@@ -233,3 +234,63 @@ def test_messages_beyond_16_mib_are_refused_by_size(folder: Path) -> None:
             await client.generate(PROMPT)
 
     run(case())
+
+
+# ---- messages of millions of parts -------------------------------------
+
+
+def field(number: int, inner: bytes) -> bytes:
+    """A length-delimited field as it travels."""
+    size, length = len(inner), bytearray()
+    while size > 127:
+        length.append(size & 127 | 128)
+        size >>= 7
+    return bytes([number << 3 | 2, *length, size]) + inner
+
+
+MANY = 2**20
+HUGE = {
+    "unknown fields": (b"\x78\x01" * MANY, "a field of orca.v1.GenerateRequest is not known"),
+    "unknown fields inside": (
+        field(5, b"\x78\x01" * MANY),
+        "a field of orca.v1.GenerateRequest is not known",
+    ),
+    "chat messages": (field(4, b"\x0a\x00" * MANY), f"chat: has {MANY} messages; at most 10000"),
+    "stop texts": (field(5, b"\x42\x00" * MANY), f"stop: {MANY} texts; at most 16"),
+    "token ids": (field(3, field(1, b"\x05" * MANY)), f"prompt: {MANY} tokens leave no room"),
+}
+
+
+@pytest.mark.parametrize("what", HUGE)
+def test_a_message_of_very_many_parts_is_refused_without_a_look_at_each(
+    folder: Path, what: str
+) -> None:
+    data, problem = HUGE[what]
+
+    async def case() -> None:
+        engine = ScriptedEngine()
+        async with (
+            serving(engine, folder) as (server, client),
+            grpc.aio.insecure_channel(server.address) as channel,
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await channel.unary_unary(f"{SERVICE}Generate")(data)
+            assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert problem in str(raised.value.details())
+            await client.generate(PROMPT, SamplingParams(max_tokens=3))
+
+    run(case())
+
+
+@pytest.mark.parametrize("what", ["unknown fields", "unknown fields inside"])
+def test_unknown_fields_are_not_walked_through(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One by one they would take seconds, in which the whole server stands still."""
+
+    def walk(message: object) -> object:
+        raise AssertionError("a large message was searched")
+
+    monkeypatch.setattr(convert, "UnknownFieldSet", walk)
+    with pytest.raises(InvalidRequest, match="is not known"):
+        convert.parse(pb.GenerateRequest, HUGE[what][0])
+    with pytest.raises(AssertionError):
+        convert.parse(pb.GenerateRequest, b"\x78\x01")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orca_dist.cli.main import main
-from tests.unit.sim.test_cli import LLAMA
+from tests.integration.test_simulate_cli import LLAMA
 
 GPT = "--layers 8 --hidden 4096 --num-requests 20 --batch-sizes 8"
 SMALL = f"{GPT} --gpu a100-40gb --gpus-per-node 2 --rate 5 --slo-s 0.02"

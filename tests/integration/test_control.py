@@ -4,72 +4,39 @@ from __future__ import annotations
 
 import queue
 import socket
+import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import grpc
 import psutil
 import pytest
 
-from orca_dist.bootstrap import StageBootstrap
+from orca_dist.bootstrap import SECRET_HEADER, StageBootstrap
 from orca_dist.engine.control import ControlPlane
 from orca_dist.errors import StartupError
 from orca_dist.proto.v1 import control_pb2 as pb
 from orca_dist.proto.v1.control_pb2_grpc import ControlServiceStub
-from orca_dist.stage.control import ControlLink, hello
-
-SECRET = "open sesame"
-WAIT_S = 30.0
-
-
-@dataclass(slots=True)
-class Master:
-    """A control plane of three stages and what it told."""
-
-    messages: queue.SimpleQueue[tuple[int, pb.StageMessage]] = field(
-        default_factory=queue.SimpleQueue
-    )
-    broken: queue.SimpleQueue[tuple[int, str]] = field(default_factory=queue.SimpleQueue)
-    plane: ControlPlane = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.plane = ControlPlane(
-            host="127.0.0.1",
-            secret=SECRET,
-            num_stages=3,
-            on_message=lambda stage, message: self.messages.put((stage, message)),
-            on_broken=lambda stage, why: self.broken.put((stage, why)),
-        )
-
-    def connect(self, stage: int) -> ControlLink:
-        """A stage that has been let in."""
-        link = dial(self.plane.address, stage)
-        got, message = self.messages.get(timeout=WAIT_S)
-        assert (got, message.hello.stage) == (stage, stage)
-        return link
+from orca_dist.stage.control import ControlLink
+from tests.fixtures.control import SECRET, WAIT_S, Master, dial
 
 
 @pytest.fixture
 def master() -> Iterator[Master]:
-    master = Master()
-    yield master
-    master.plane.close(grace_s=0.0)
+    with Master.started() as master:
+        yield master
 
 
-def dial(address: str, stage: int, secret: str = SECRET) -> ControlLink:
-    bootstrap = StageBootstrap(
-        stage=stage, control_address=address, secret=secret, host="127.0.0.9"
-    )
-    link = ControlLink(bootstrap)
-    link.send(hello(bootstrap, actor_id="a" * stage, torch_version="1.2"))
-    return link
-
-
-def refusal(address: str, first: pb.StageMessage | None) -> tuple[grpc.StatusCode, str]:
+def refusal(
+    address: str, first: pb.StageMessage | None, *, secret: str = SECRET
+) -> tuple[grpc.StatusCode, str]:
     """How a stream that begins with `first` ends."""
     with grpc.insecure_channel(address) as channel:
         stub = ControlServiceStub(channel)
-        answers = stub.Connect(iter([first] if first else []), timeout=WAIT_S)
+        answers = stub.Connect(
+            iter([first] if first else []),
+            timeout=WAIT_S,
+            metadata=((SECRET_HEADER, secret.encode()),),
+        )
         with pytest.raises(grpc.RpcError) as caught:
             next(answers)
     return caught.value.code(), caught.value.details()
@@ -94,9 +61,8 @@ def test_a_hello_says_who_the_stage_is(master: Master) -> None:
 
 @pytest.mark.parametrize("secret", ["", "open", SECRET + " ", SECRET.upper(), "größe"])
 def test_a_wrong_secret_is_refused(master: Master, secret: str) -> None:
-    code, details = refusal(
-        master.plane.address, pb.StageMessage(hello=pb.Hello(secret=secret, stage=1))
-    )
+    first = pb.StageMessage(hello=pb.Hello(stage=1))
+    code, details = refusal(master.plane.address, first, secret=secret)
     assert (code, details) == (grpc.StatusCode.PERMISSION_DENIED, "wrong run secret")
     assert SECRET not in details
     nothing_told(master)
@@ -107,7 +73,20 @@ def test_a_wrong_secret_is_refused(master: Master, secret: str) -> None:
     "first", [None, pb.StageMessage(), pb.StageMessage(ready=pb.Ready())], ids=str
 )
 def test_a_stream_must_begin_with_hello(master: Master, first: pb.StageMessage | None) -> None:
-    assert refusal(master.plane.address, first)[0] is grpc.StatusCode.PERMISSION_DENIED
+    assert refusal(master.plane.address, first)[0] is grpc.StatusCode.INVALID_ARGUMENT
+    nothing_told(master)
+    master.connect(0)
+
+
+def test_a_strangers_messages_are_not_waited_for(master: Master) -> None:
+    """Nor read: what it would send could be large."""
+    never: queue.SimpleQueue[pb.StageMessage | None] = queue.SimpleQueue()
+    with grpc.insecure_channel(master.plane.address) as channel:
+        call = ControlServiceStub(channel).Connect(iter(never.get, None), timeout=WAIT_S)
+        with pytest.raises(grpc.RpcError) as caught:
+            next(call)
+        never.put(None)
+    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
     nothing_told(master)
 
 
@@ -118,7 +97,7 @@ def nothing_told(master: Master) -> None:
 
 def test_a_stage_number_is_taken_once(master: Master) -> None:
     link = master.connect(1)
-    second = pb.StageMessage(hello=pb.Hello(secret=SECRET, stage=1))
+    second = pb.StageMessage(hello=pb.Hello(stage=1))
     assert refusal(master.plane.address, second)[0] is grpc.StatusCode.ALREADY_EXISTS
     nothing_told(master)
     master.plane.send(1, ping(5))
@@ -127,16 +106,16 @@ def test_a_stage_number_is_taken_once(master: Master) -> None:
 
 @pytest.mark.parametrize("stage", [3, 2**32 - 1])
 def test_a_stage_number_beyond_the_pipeline_is_refused(master: Master, stage: int) -> None:
-    first = pb.StageMessage(hello=pb.Hello(secret=SECRET, stage=stage))
+    first = pb.StageMessage(hello=pb.Hello(stage=stage))
     assert refusal(master.plane.address, first)[0] is grpc.StatusCode.ALREADY_EXISTS
     nothing_told(master)
 
 
 def test_strangers_leave_room_for_the_stages(master: Master) -> None:
     """Refused streams don't hold a thread: the stages still get in."""
-    wrong = pb.StageMessage(hello=pb.Hello(secret="no", stage=0))
+    wrong = pb.StageMessage(hello=pb.Hello(stage=0))
     for _ in range(12):
-        refusal(master.plane.address, wrong)
+        refusal(master.plane.address, wrong, secret="no")
     for stage in range(3):
         master.connect(stage)
 
@@ -213,11 +192,42 @@ def test_a_stage_that_hangs_up_is_noticed(master: Master) -> None:
     assert master.broken.empty()
 
 
+def test_once_a_replacement_is_expected_nothing_is_told_of_the_stage_before() -> None:
+    """What is being told at that moment is waited for: it would pass for the new one's loss."""
+    here, telling, go = threading.Event(), threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def on_broken(stage: int, why: str) -> None:
+        telling.set()
+        assert go.wait(WAIT_S)
+        order.append(f"stage {stage} broke")
+
+    plane = ControlPlane(
+        host="127.0.0.1",
+        secret=SECRET,
+        num_stages=1,
+        on_message=lambda stage, message: here.set(),
+        on_broken=on_broken,
+    )
+    link = dial(plane.address, 0)
+    assert here.wait(WAIT_S)
+    link.close()
+    assert telling.wait(WAIT_S)
+    replacing = threading.Thread(target=lambda: (plane.expect_anew(0), order.append("replaced")))  # type: ignore[func-returns-value]
+    replacing.start()
+    replacing.join(0.2)
+    assert replacing.is_alive()
+    go.set()
+    replacing.join(WAIT_S)
+    plane.close(grace_s=0.0)
+    assert order == ["stage 0 broke", "replaced"]
+
+
 def test_a_stage_does_not_come_back_under_its_number(master: Master) -> None:
     """A lost stage ends the epoch: it isn't replaced behind the master's back."""
     master.connect(0).close()
     master.broken.get(timeout=WAIT_S)
-    again = pb.StageMessage(hello=pb.Hello(secret=SECRET, stage=0))
+    again = pb.StageMessage(hello=pb.Hello(stage=0))
     assert refusal(master.plane.address, again)[0] is grpc.StatusCode.ALREADY_EXISTS
 
 
@@ -257,3 +267,8 @@ def test_strangers_that_say_nothing_keep_no_stage_out(master: Master) -> None:
         stranger.cancel()
         never.put(None)
     channel.close()
+
+
+def test_what_a_stage_is_told_shows_no_secret() -> None:
+    bootstrap = StageBootstrap(stage=0, control_address="127.0.0.1:1", secret=SECRET)
+    assert SECRET not in repr(bootstrap)

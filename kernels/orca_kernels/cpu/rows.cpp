@@ -1,0 +1,149 @@
+// What is done to each row of the flat batch alone, for CPUs: norms, the MLP's gate, rotation and KV write.
+//
+// Computed in fp32 and rounded where the torch reference rounds. A row's bits depend on the row only.
+// Shapes: T rows, H hidden, N query heads, M KV heads, D head size, F outputs of up.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "crew.h"
+#include "vec.h"
+
+namespace {
+
+using namespace orca;
+
+template <class T>
+inline float rounded(float x) { return widened(narrowed<T>(x)); }
+
+// x / sqrt(mean(x^2) + eps) * weight; rounded before the weight too, unless `rounds_late`.
+template <class T>
+void norm_row(const T* x, const T* weight, T* y, int64_t H, float eps, bool rounds_late) {
+  Vec squares{};
+  int64_t h = 0;
+  for (; h + kLanes <= H; h += kLanes) {
+    const Vec v = load(x + h);
+    squares += v * v;
+  }
+  float sum = sum_lanes(squares);
+  for (; h < H; ++h) sum += widened(x[h]) * widened(x[h]);
+  const float factor = 1.0f / std::sqrt(sum / static_cast<float>(H) + eps);
+  for (h = 0; h < H; ++h) {
+    const float normed = widened(x[h]) * factor;
+    y[h] = narrowed<T>((rounds_late ? normed : rounded<T>(normed)) * widened(weight[h]));
+  }
+}
+
+// silu(gate) * up, with silu(g) = g / (1 + e^-g); e is taken of -|g|, which can't overflow.
+template <class T>
+void gate_row(const T* gate, const T* up, T* y, int64_t F) {
+  float gates[kLanes], values[kLanes];
+  for (int64_t f = 0; f < F; f += kLanes) {
+    const int64_t count = std::min<int64_t>(kLanes, F - f);
+    for (int64_t i = 0; i < kLanes; ++i) gates[i] = i < count ? widened(gate[f + i]) : 0.0f;
+    const Vec g = load(gates);
+    const Vec e = exp_negative(g < 0.0f ? g : -g);
+    store(values, (g < 0.0f ? g * e : g) / (e + 1.0f));
+    for (int64_t i = 0; i < count; ++i)
+      y[f + i] = narrowed<T>(rounded<T>(values[i]) * widened(up[f + i]));
+  }
+}
+
+// Pairs (i, i + D / 2) of a head turn by their angles; without cos it is copied.
+template <class T, class Table>
+void rotate_head(const T* x, const Table* cos, const Table* sin, T* y, int64_t D) {
+  if (cos == nullptr) {
+    std::copy(x, x + D, y);
+    return;
+  }
+  const int64_t half = D / 2;
+  for (int64_t i = 0; i < half; ++i) {
+    const float left = widened(x[i]), right = widened(x[half + i]);
+    y[i] = narrowed<T>(left * widened(cos[i]) - right * widened(sin[i]));
+    y[half + i] = narrowed<T>(right * widened(cos[half + i]) + left * widened(sin[half + i]));
+  }
+}
+
+struct Rotation {
+  const void *q, *k, *v, *cos, *sin;
+  int64_t q_stride, k_stride, v_stride;  // from row to row
+  const int64_t* slots;
+  void *q_out, *k_cache, *v_cache;
+  int64_t T, N, M, D;
+};
+
+template <class T, class Table>
+void rotate_rows(const Rotation& r, int64_t begin, int64_t end) {
+  const auto at = [](const void* from, int64_t offset) { return static_cast<const T*>(from) + offset; };
+  const auto table = [&](const void* from, int64_t row) {
+    return from ? static_cast<const Table*>(from) + row * r.D : nullptr;
+  };
+  for (int64_t row = begin; row < end; ++row) {
+    const Table *cos = table(r.cos, row), *sin = table(r.sin, row);
+    T* const q_out = static_cast<T*>(r.q_out) + row * r.N * r.D;
+    T* const k_slot = static_cast<T*>(r.k_cache) + r.slots[row] * r.M * r.D;
+    T* const v_slot = static_cast<T*>(r.v_cache) + r.slots[row] * r.M * r.D;
+    for (int64_t head = 0; head < r.N; ++head)
+      rotate_head(at(r.q, row * r.q_stride + head * r.D), cos, sin, q_out + head * r.D, r.D);
+    for (int64_t head = 0; head < r.M; ++head)
+      rotate_head(at(r.k, row * r.k_stride + head * r.D), cos, sin, k_slot + head * r.D, r.D);
+    std::copy_n(at(r.v, row * r.v_stride), r.M * r.D, v_slot);
+  }
+}
+
+// use(begin, end) on threads, each with its share of the rows.
+template <class Use>
+void share_rows(int64_t rows, int64_t num_threads, Use use) {
+  run_shares(num_threads, [&](int64_t share) {
+    use(rows * share / num_threads, rows * (share + 1) / num_threads);
+  });
+}
+
+template <class T>
+void norm_rows(const void* x, const void* weight, void* y, int64_t rows, int64_t H, float eps,
+               bool rounds_late, int64_t num_threads) {
+  share_rows(rows, num_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+      norm_row(static_cast<const T*>(x) + row * H, static_cast<const T*>(weight),
+               static_cast<T*>(y) + row * H, H, eps, rounds_late);
+  });
+}
+
+template <class T>
+void gate_rows(const void* gate_up, void* y, int64_t rows, int64_t F, int64_t num_threads) {
+  share_rows(rows, num_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const T* gate = static_cast<const T*>(gate_up) + row * 2 * F;
+      gate_row(gate, gate + F, static_cast<T*>(y) + row * F, F);
+    }
+  });
+}
+
+}  // namespace
+
+extern "C" void orca_rms_norm(int64_t is_bf16, const void* x, const void* weight, void* y, int64_t rows,
+                              int64_t H, float eps, int64_t rounds_late, int64_t num_threads) {
+  const auto run = is_bf16 ? norm_rows<uint16_t> : norm_rows<float>;
+  run(x, weight, y, rows, H, eps, rounds_late != 0, num_threads);
+}
+
+// gate_up [rows, 2 F], gate first; y [rows, F].
+extern "C" void orca_silu_mul(int64_t is_bf16, const void* gate_up, void* y, int64_t rows, int64_t F,
+                              int64_t num_threads) {
+  (is_bf16 ? gate_rows<uint16_t> : gate_rows<float>)(gate_up, y, rows, F, num_threads);
+}
+
+// q [T, N, D], k and v [T, M, D] with strides from row to row; cos and sin [T, D], or null; k and v
+// go to their slots of the caches, q to q_out [T, N, D].
+extern "C" void orca_rotate_and_write(int64_t is_bf16, int64_t is_table_bf16, const void* q,
+                                      const void* k, const void* v, int64_t q_stride, int64_t k_stride,
+                                      int64_t v_stride, const void* cos, const void* sin,
+                                      const int64_t* slots, void* q_out, void* k_cache, void* v_cache,
+                                      int64_t T, int64_t N, int64_t M, int64_t D, int64_t num_threads) {
+  const Rotation rotation{q, k, v, cos, sin, q_stride, k_stride, v_stride, slots, q_out,
+                          k_cache, v_cache, T, N, M, D};
+  const auto run = is_bf16 ? (is_table_bf16 ? rotate_rows<uint16_t, uint16_t> : rotate_rows<uint16_t, float>)
+                           : (is_table_bf16 ? rotate_rows<float, uint16_t> : rotate_rows<float, float>);
+  share_rows(T, num_threads, [&](int64_t begin, int64_t end) { run(rotation, begin, end); });
+}

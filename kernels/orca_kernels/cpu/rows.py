@@ -1,0 +1,114 @@
+"""The C++ kernels for what is done to each row alone, as the torch reference does it.
+
+A row's bits depend on that row only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from orca_kernels.context import AttentionContext, Rotation
+
+MIN_THREADED_ELEMENTS = 100_000  # fewer aren't worth waking a thread for
+
+
+class CpuRows:
+    """rms_norm, silu_mul and rotate_and_write, for float32 and bfloat16."""
+
+    def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
+        size, pointer, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
+        self._norm = library.orca_rms_norm
+        self._norm.argtypes = [size, *[pointer] * 3, size, size, real, size, size]
+        self._gate = library.orca_silu_mul
+        self._gate.argtypes = [size, pointer, pointer, size, size, size]
+        self._rotate = library.orca_rotate_and_write
+        self._rotate.argtypes = [
+            *[size] * 2,
+            *[pointer] * 3,
+            *[size] * 3,
+            *[pointer] * 6,
+            *[size] * 5,
+        ]
+        for kernel in (self._norm, self._gate, self._rotate):
+            kernel.restype = None
+        self._num_threads = num_threads
+
+    def rms_norm(
+        self,
+        x: torch.Tensor,
+        weight_H: torch.Tensor,
+        eps: float,
+        *,
+        rounds_late: bool = False,
+    ) -> torch.Tensor:
+        """See reference.rms_norm."""
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        hidden = x.shape[-1]
+        self._norm(
+            x.dtype is torch.bfloat16,
+            x.data_ptr(),
+            weight_H.data_ptr(),
+            y.data_ptr(),
+            x.numel() // hidden,
+            hidden,
+            eps,
+            rounds_late,
+            self._threads(x),
+        )
+        return y
+
+    def silu_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
+        """See reference.silu_mul."""
+        gate_up_TF = gate_up_TF.contiguous()
+        num_rows, num_both = gate_up_TF.shape
+        y_TF = gate_up_TF.new_empty(num_rows, num_both // 2)
+        self._gate(
+            gate_up_TF.dtype is torch.bfloat16,
+            gate_up_TF.data_ptr(),
+            y_TF.data_ptr(),
+            num_rows,
+            num_both // 2,
+            self._threads(gate_up_TF),
+        )
+        return y_TF
+
+    def rotate_and_write(
+        self,
+        q_TND: torch.Tensor,
+        k_TMD: torch.Tensor,
+        v_TMD: torch.Tensor,
+        rotation: Rotation | None,
+        k_BSMD: torch.Tensor,
+        v_BSMD: torch.Tensor,
+        context: AttentionContext,
+    ) -> torch.Tensor:
+        """See reference.rotate_and_write."""
+        q_TND, k_TMD, v_TMD = map(_rows, (q_TND, k_TMD, v_TMD))
+        num_rows, num_heads, head_dim = q_TND.shape
+        out_TND = q_TND.new_empty(num_rows, num_heads, head_dim)
+        self._rotate(
+            q_TND.dtype is torch.bfloat16,
+            rotation is not None and rotation[0].dtype is torch.bfloat16,
+            *(tensor.data_ptr() for tensor in (q_TND, k_TMD, v_TMD)),
+            *(tensor.stride(0) for tensor in (q_TND, k_TMD, v_TMD)),
+            *((None, None) if rotation is None else (table.data_ptr() for table in rotation)),
+            *(tensor.data_ptr() for tensor in (context.slots_T, out_TND, k_BSMD, v_BSMD)),
+            num_rows,
+            num_heads,
+            k_TMD.shape[1],
+            head_dim,
+            self._threads(q_TND),
+        )
+        return out_TND
+
+    def _threads(self, x: torch.Tensor) -> int:
+        return self._num_threads if x.numel() >= MIN_THREADED_ELEMENTS else 1
+
+
+def _rows(x_TND: torch.Tensor) -> torch.Tensor:
+    """With the heads of a row back to back; rows may lie apart."""
+    is_whole = x_TND.stride(2) == 1 and x_TND.stride(1) == x_TND.shape[2]
+    return x_TND if is_whole else x_TND.contiguous()
