@@ -18,6 +18,13 @@ using namespace orca;
 template <class T>
 inline float rounded(float x) { return widened(narrowed<T>(x)); }
 
+template <class T>
+inline Vec rounded(Vec v) {
+  T values[kLanes];
+  store(values, v);
+  return load(values);
+}
+
 // x / sqrt(mean(x^2) + eps) * weight; rounded before the weight too, unless `rounds_late`.
 template <class T>
 void norm_row(const T* x, const T* weight, T* y, int64_t H, float eps, bool rounds_late) {
@@ -30,25 +37,33 @@ void norm_row(const T* x, const T* weight, T* y, int64_t H, float eps, bool roun
   float sum = sum_lanes(squares);
   for (; h < H; ++h) sum += widened(x[h]) * widened(x[h]);
   const float factor = 1.0f / std::sqrt(sum / static_cast<float>(H) + eps);
-  for (h = 0; h < H; ++h) {
+  for (h = 0; h + kLanes <= H; h += kLanes) {
+    const Vec normed = load(x + h) * factor;
+    store(y + h, (rounds_late ? normed : rounded<T>(normed)) * load(weight + h));
+  }
+  for (; h < H; ++h) {
     const float normed = widened(x[h]) * factor;
     y[h] = narrowed<T>((rounds_late ? normed : rounded<T>(normed)) * widened(weight[h]));
   }
 }
 
-// silu(gate) * up, with silu(g) = g / (1 + e^-g); e is taken of -|g|, which can't overflow.
+// g / (1 + e^-g); e is taken of -|g|, which can't overflow.
+inline Vec silu(Vec g) {
+  const Vec e = exp_negative(g < 0.0f ? g : -g);
+  return (g < 0.0f ? g * e : g) / (e + 1.0f);
+}
+
+// silu(gate) * up; the last few as a whole vector, too.
 template <class T>
 void gate_row(const T* gate, const T* up, T* y, int64_t F) {
-  float gates[kLanes], values[kLanes];
-  for (int64_t f = 0; f < F; f += kLanes) {
-    const int64_t count = std::min<int64_t>(kLanes, F - f);
-    for (int64_t i = 0; i < kLanes; ++i) gates[i] = i < count ? widened(gate[f + i]) : 0.0f;
-    const Vec g = load(gates);
-    const Vec e = exp_negative(g < 0.0f ? g : -g);
-    store(values, (g < 0.0f ? g * e : g) / (e + 1.0f));
-    for (int64_t i = 0; i < count; ++i)
-      y[f + i] = narrowed<T>(rounded<T>(values[i]) * widened(up[f + i]));
-  }
+  int64_t f = 0;
+  for (; f + kLanes <= F; f += kLanes)
+    store(y + f, rounded<T>(silu(load(gate + f))) * load(up + f));
+  T gates[kLanes] = {}, ups[kLanes] = {}, last[kLanes];
+  std::copy(gate + f, gate + F, gates);
+  std::copy(up + f, up + F, ups);
+  store(last, rounded<T>(silu(load(gates))) * load(ups));
+  std::copy(last, last + (F - f), y + f);
 }
 
 // Pairs (i, i + D / 2) of a head turn by their angles; without cos it is copied.

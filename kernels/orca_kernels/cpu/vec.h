@@ -11,6 +11,7 @@ constexpr int kLanes = 16;
 
 typedef float Vec __attribute__((vector_size(kLanes * sizeof(float))));
 typedef int32_t IntVec __attribute__((vector_size(kLanes * sizeof(int32_t))));
+typedef uint16_t Shorts __attribute__((vector_size(kLanes * sizeof(uint16_t))));
 
 // bfloat16 is the upper half of a float, and lies in memory as a uint16_t.
 inline float widened(float x) { return x; }
@@ -40,7 +41,6 @@ inline Vec load(const float* from) {
   return v;
 }
 inline Vec load(const uint16_t* from) {
-  typedef uint16_t Shorts __attribute__((vector_size(kLanes * sizeof(uint16_t))));
   Shorts shorts;
   std::memcpy(&shorts, from, sizeof shorts);
   const IntVec bits = __builtin_convertvector(shorts, IntVec) << 16;
@@ -49,6 +49,13 @@ inline Vec load(const uint16_t* from) {
   return v;
 }
 inline void store(float* to, Vec v) { std::memcpy(to, &v, sizeof v); }
+inline void store(uint16_t* to, Vec v) {  // as narrowed() does it
+  IntVec bits;
+  std::memcpy(&bits, &v, sizeof v);
+  bits += v == v ? 0x7fff + ((bits >> 16) & 1) : IntVec{};
+  const Shorts shorts = __builtin_convertvector(bits >> 16, Shorts);
+  std::memcpy(to, &shorts, sizeof shorts);
+}
 
 template <class Wide, class Narrow>
 inline void halves(const Wide& wide, Narrow& low, Narrow& high) {

@@ -34,6 +34,23 @@ class Matmul:
     weight: int
 
 
+@dataclass(frozen=True, slots=True)
+class LoggedLinear:
+    """A matmul that notes each time it is done."""
+
+    inner: Linear
+    matmuls: list[Matmul]
+
+    @property
+    def nbytes(self) -> int:
+        return self.inner.nbytes
+
+    def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
+        y_TF = self.inner(x_TK)
+        self.matmuls.append(Matmul(*x_TK.shape, y_TF.shape[1], id(self)))
+        return y_TF
+
+
 @dataclass(slots=True)
 class KernelLog:
     """Stands for a stage's kernels, and notes what each call is told."""
@@ -46,14 +63,7 @@ class KernelLog:
         return replace(self.inner, linear=self.linear, paged_attention=self.attend)
 
     def linear(self, weight_FK: torch.Tensor, bias_F: torch.Tensor | None = None) -> Linear:
-        layer = self.inner.linear(weight_FK, bias_F)
-
-        def multiply(x_TK: torch.Tensor) -> torch.Tensor:
-            y_TF = layer(x_TK)
-            self.matmuls.append(Matmul(*x_TK.shape, y_TF.shape[1], id(layer)))
-            return y_TF
-
-        return multiply
+        return LoggedLinear(self.inner.linear(weight_FK, bias_F), self.matmuls)
 
     def attend(
         self,
