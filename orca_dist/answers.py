@@ -22,12 +22,13 @@ class TextAssembler(Protocol):
     def flush(self) -> str: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Piece:
     """A part of an answer; `reason` is set on the last one.
 
     num_tokens: generated so far. logits: the engine's rows, for tokens beyond the last
-    one too where a stop string ended a piece.
+    one too where a stop string ended a piece. Not frozen: there is one a message, and that
+    would cost four times more.
     """
 
     text: str

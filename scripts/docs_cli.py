@@ -72,6 +72,19 @@ JSON_DOCUMENTS = """
 - `bench offline`: `total_tok_s`, `output_tok_s`, `wall_s`, `startup_s`, `ttft_s` (median),
   `stages` [{`busy`, `bubble`}], `peak_rss_mb` (all processes, shared pages once),
   `prompt_tokens`, `output_tokens`, `cached_tokens`, `preempted`, `iterations`
+- `bench frontend`: `rows` [{`stages`, `streams`, `iterations`, `batch` (requests in one, on
+  average), `cpu_ms` (of the serving process, an iteration) = `front_ms` + `master_ms` +
+  `control_ms` + `grpc_ms`, `generator_ms` (CPU time of the process that reads the streams),
+  `wall_ms`, `messages` (that reached it, an iteration), `tokens_s`, `tpot_s`}], `max_streams`
+  [{`stages`, `streams`}]
+- `bench kernels`: `rows` [{`kernel`, `shape`, `dtype`, `threads`, `kernel_us` and `reference_us`
+  (each {`median`, `low`, `high`}, the quartiles), `ratio` (reference over kernel)}]
+- `bench roofline`: `wall_s`, `total_tok_s`, `iterations`, `dtype`, `threads_per_stage`,
+  `distinct_rows` (of batches), `timed_rows` (numbers of rows that were timed), `matmul_s` (of all
+  stages), `busiest_stage`, `share` (its `matmul_s` over `wall_s`), `stages` [{`weight_bytes`,
+  `matmul_s` + `other_compute_s` = `computing_s`; `computing_s` + `receiving_s` + `sending_s` +
+  `waiting_s` = `wall_s`; `read_gb_s` (memory, all stages reading), `weight_read_s` (the weights
+  once an iteration at that rate)}]
 - `bench predict`: `measured`, `simulated` and `ratio` (simulated over measured), each
   {`throughput_req_s`, `normalized_latency_s`, `ttft_s`} (medians)
 - `bench chaos`: `rounds`, `requests` (during them), `lost`, `duplicated` and `differing` (of them),

@@ -24,7 +24,10 @@ CPU_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class Linear(Protocol):
-    """y = x W^T + b: [T, K] -> [T, F]."""
+    """y = x W^T + b: [T, K] -> [T, F]. `nbytes`: of weight and bias, as they are kept."""
+
+    @property
+    def nbytes(self) -> int: ...
 
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor: ...
 
@@ -94,7 +97,7 @@ def kernels_for(device: torch.device, dtype: torch.dtype, num_threads: int) -> K
     """The fastest kernels for a device; one warning where it had to be the slow ones."""
     if device.type == "cpu" and dtype in CPU_DTYPES:
         try:
-            return _cpu_kernels(dtype, num_threads)
+            return cpu_kernels(dtype, num_threads)
         except BuildError as error:
             log.warning("kernels run in plain torch, which is slower: %s", error)
     return TORCH
@@ -110,8 +113,11 @@ TORCH = Kernels(
 )
 
 
-def _cpu_kernels(dtype: torch.dtype, num_threads: int) -> Kernels:
-    """Ours; but matmuls in bfloat16 are oneDNN's where the CPU has instructions for them."""
+def cpu_kernels(dtype: torch.dtype, num_threads: int) -> Kernels:
+    """Ours; but matmuls in bfloat16 are oneDNN's where the CPU has instructions for them.
+
+    Raises BuildError.
+    """
     library = load_library()
     rows = CpuRows(library, num_threads)
     multiplies_bf16 = dtype is torch.bfloat16 and _cpu_multiplies_bf16()

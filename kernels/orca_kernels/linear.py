@@ -13,6 +13,7 @@ class TorchLinear:
 
     def __init__(self, weight_FK: torch.Tensor, bias_F: torch.Tensor | None = None) -> None:
         self.packed = _can_pack(weight_FK)
+        self.nbytes = weight_FK.nbytes + (0 if bias_F is None else bias_F.nbytes)
         self.bias = bias_F
         self.weight = (
             torch.ops.mkldnn._reorder_linear_weight(weight_FK, None) if self.packed else weight_FK

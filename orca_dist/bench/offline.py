@@ -48,6 +48,15 @@ class OfflineResult:
     stages: tuple[StageSummary, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineRun:
+    """What came out, the iterations that made it (warm-up apart), and the layers of each stage."""
+
+    result: OfflineResult
+    plans: tuple[PlanTrace, ...]
+    layers: tuple[range, ...]
+
+
 def run_offline(
     model: Path,
     config: EngineConfig,
@@ -55,6 +64,17 @@ def run_offline(
     log_config: LogConfig,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> OfflineResult:
+    """As trace_offline, for those who want figures alone."""
+    return trace_offline(model, config, jobs, log_config, on_progress).result
+
+
+def trace_offline(
+    model: Path,
+    config: EngineConfig,
+    jobs: Sequence[Job],
+    log_config: LogConfig,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> OfflineRun:
     """`on_progress` hears how many of how many requests have ended.
 
     Raises what Engine.start raises, and the error of the first request that fails.
@@ -69,7 +89,11 @@ def run_offline(
             run.to_the_end()
             engine.flush_trace()
             plans = [plan for plan in engine.trace() if WARM_UP_ID not in plan.ids]
-            return _result(run, plans, engine, startup_s, peak_mb())
+            return OfflineRun(
+                result=_result(run, plans, engine, startup_s, peak_mb()),
+                plans=tuple(plans),
+                layers=tuple(stage.layers for stage in engine.info().stages),
+            )
         finally:
             engine.close()
 

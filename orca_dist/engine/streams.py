@@ -34,7 +34,6 @@ from orca_dist.params import SamplingParams
 
 MAX_LOGITS_BYTES = 512 * 2**20
 MAX_PRIORITY = 100
-MAX_BEHIND = 32  # outputs that wait for their reader one by one
 MAX_JOINED_TOKENS = 1024  # in one output: what the front detokenises at a stretch
 
 
@@ -73,7 +72,7 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> Output:
-        """The next output; raises the error that ended the request."""
+        """What has come since the last; raises the error that ended the request."""
         while not self._outputs:
             if self.reason is not None:
                 raise StopAsyncIteration
@@ -104,8 +103,8 @@ class RequestStream:
         self._streams.close(self)
 
     def put(self, item: Output | OrcaError) -> None:
-        """Outputs for a reader that is far behind are joined, so that few are kept for it."""
-        last = self._outputs[-1] if len(self._outputs) >= MAX_BEHIND else None
+        """What a reader has not read yet is joined: if it is behind, it gets longer parts."""
+        last = self._outputs[-1] if self._outputs else None
         if isinstance(item, Output) and isinstance(last, Output) and _can_join(last, item):
             self._join(last, item)
         else:

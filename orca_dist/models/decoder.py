@@ -42,6 +42,12 @@ class Layer:
     window: int | None
     is_rotated: bool
 
+    @property
+    def held(self) -> tuple[Linear | torch.Tensor | None, ...]:
+        """All that takes memory."""
+        norms = (self.attention_norm, self.q_norm, self.k_norm, self.mlp_norm)
+        return (*norms, self.qkv, self.o, self.gate_up, self.down)
+
 
 class Decoder:
     """Layers `layers` of the model, plus the embedding and head at its ends."""
@@ -69,6 +75,13 @@ class Decoder:
             dtype=torch.float32 if spec.rounds_late else dtype,
             device=device,
         )
+
+    @property
+    def weight_bytes(self) -> int:
+        """As they are held: matmuls may keep weights in fewer bytes than they compute in."""
+        held = [self._embed, self._final_norm, self._lm_head]
+        held += [each for layer in self._layers.values() for each in layer.held]
+        return sum(each.nbytes for each in held if each is not None)
 
     def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
         """First stage: [T] -> [T, H]."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container, Mapping
 from functools import partial
-from math import prod
 from pathlib import Path
 
 import torch
@@ -30,7 +29,7 @@ OnBytes = Callable[[int, int], None]  # bytes done, bytes in all
 class StageWeights:
     """fetch(), then read(), then ask for each tensor.
 
-    Bytes: fetched over the network, read of files, held in memory.
+    Bytes: fetched over the network, read of files.
     """
 
     spec: ModelSpec
@@ -42,7 +41,7 @@ class StageWeights:
         self._layers = range(setup.first_layer, setup.end_layer)
         self._dtype: torch.dtype = getattr(torch, setup.dtype)
         self._device = device
-        self.fetched_bytes = self.read_bytes = self.weight_bytes = 0
+        self.fetched_bytes = self.read_bytes = 0
         self.fetch_s = self.read_s = 0.0
 
     def fetch(self, on_bytes: OnBytes) -> None:
@@ -66,14 +65,12 @@ class StageWeights:
         """This stage's tensors by our names, for its device; each is read when it is asked for."""
         names = self._names()
         shapes = tensor_shapes(self.spec, names)
-        num_elements = sum(prod(shapes[theirs]) for theirs in set(names.values()))
-        self.weight_bytes = num_elements * self._dtype.itemsize
         make = partial(self._made_up, shapes) if self._is_dummy else self._reader(names, on_bytes)
         return LazyTensors(names, partial(self._timed, make))
 
-    def told(self) -> str:
-        """For the log."""
-        size = f"{self.weight_bytes / 1e6:.0f} MB of {str(self._dtype).removeprefix('torch.')}"
+    def told(self, held_bytes: int) -> str:
+        """For the log; `held_bytes` are what the weights take in memory."""
+        size = f"{held_bytes / 1e6:.0f} MB for {str(self._dtype).removeprefix('torch.')}"
         if self._is_dummy:
             return f"{size}, made up in {self.read_s:.1f} s"
         speed = self.read_bytes / 1e9 / max(self.read_s, 1e-9)

@@ -94,10 +94,11 @@ class StageWorker:
         weights.fetch(on_bytes)
         self._spec = weights.spec
         self._make_decoder(weights.read(on_bytes))
-        log.info("layers %d-%d are on %s: %s", *self._ends, setup.device, weights.told())
+        held_bytes = self._decoder.weight_bytes
+        log.info("layers %d-%d are on %s: %s", *self._ends, setup.device, weights.told(held_bytes))
         return Loaded(
             device=str(self._device.torch_device),
-            weight_bytes=weights.weight_bytes,
+            weight_bytes=held_bytes,
             free_bytes=self._device.free_bytes,
             node_bytes=self._device.host_bytes,
             store_address=self._host_store() if setup.stage == 0 else "",

@@ -72,11 +72,13 @@ class Utf8Stream:
 
     def __init__(self, *, per_byte: bool) -> None:
         errors = "surrogateescape" if per_byte else "replace"
+        self._per_byte = per_byte
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors)
 
     def push(self, data: bytes, *, final: bool = False) -> str:
         """The characters that `data` completes; with `final`, the incomplete rest too."""
-        return _ESCAPED_BYTE.sub(REPLACEMENT, self._decoder.decode(data, final))
+        text = self._decoder.decode(data, final)
+        return _ESCAPED_BYTE.sub(REPLACEMENT, text) if self._per_byte else text
 
 
 def _decoder_kinds(decoder: Any) -> Iterator[str]:

@@ -23,6 +23,8 @@ class StopMatcher:
         """What is final now that `text` has come; after a match nothing ever is."""
         if self.matched:
             return ""
+        if not self._searches:
+            return text
         known = self._held + text
         for end in range(len(self._held) + 1, len(known) + 1):
             if stop_len := self._step(known[end - 1]):

@@ -185,10 +185,10 @@ def test_a_folder_that_cannot_be_loaded_is_a_failure(run: Run, tmp_path: Path) -
 
 ROWS_OF_ALL_KINDS = """
 import psutil, torch
-from orca_dist.models.layers import Linear
+from orca_kernels.linear import TorchLinear
 from orca_dist.stage.process import bound_kernel_caches
 bound_kernel_caches()
-linear = Linear(torch.ones(64, 64))
+linear = TorchLinear(torch.ones(64, 64))
 before = psutil.Process().memory_info().rss
 with torch.inference_mode():
     for num_rows in range(2, 602):

@@ -111,25 +111,31 @@ inline const float* in_fp32(const uint16_t* panel, int64_t size, float* wide) {
   return wide;
 }
 
+// Room for at least `size` floats.
+inline float* grown(std::vector<Vec>& scratch, int64_t size) {
+  scratch.resize(std::max<size_t>(scratch.size(), (size + kLanes - 1) / kLanes));
+  return reinterpret_cast<float*>(scratch.data());
+}
+
 // Panels [first, last), for all rows.
 template <class In, class Weight>
 void multiply_panels(const Product<In>& p, const Weight* panels, int64_t first, int64_t last) {
-  thread_local std::vector<float> laid, wide;
+  thread_local std::vector<Vec> laid_scratch, wide_scratch;  // of whole cache lines
   const int64_t size = p.K * kPanel;
   const int64_t block = std::max<int64_t>(1, kCachedInputs / p.K / kTile) * kTile;
-  laid.resize(std::max<size_t>(laid.size(), std::min(block, p.T) * p.K));
-  wide.resize(std::max<size_t>(wide.size(), size));
+  float* const laid = grown(laid_scratch, std::min(block, p.T) * p.K);
+  float* const wide = grown(wide_scratch, size);
   for (int64_t begin = 0; begin < p.T; begin += block) {
     const int64_t end = std::min(begin + block, p.T);
-    lay_inputs(p, begin, end, laid.data());
+    lay_inputs(p, begin, end, laid);
     for (int64_t index = first; index < last; ++index) {
       const Weight* panel = panels + index * size;
       const auto next = reinterpret_cast<const char*>(panel + size);
       const auto next_end = reinterpret_cast<const char*>(panel + 2 * size);
       if (end - begin <= kFewRows)
-        multiply_panel(p, laid.data(), begin, end, panel, next, next_end, index * kPanel);
+        multiply_panel(p, laid, begin, end, panel, next, next_end, index * kPanel);
       else
-        multiply_panel(p, laid.data(), begin, end, in_fp32(panel, size, wide.data()), next, next_end,
+        multiply_panel(p, laid, begin, end, in_fp32(panel, size, wide), next, next_end,
                        index * kPanel);
     }
   }

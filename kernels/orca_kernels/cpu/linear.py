@@ -33,6 +33,10 @@ class CpuLinear:
         self.bias_F = None if bias_F is None else bias_F.float()
         self._num_threads = num_threads if weight_FK.numel() >= MIN_THREADED_WEIGHTS else 1
 
+    @property
+    def nbytes(self) -> int:
+        return self.panels_PKO.nbytes + (0 if self.bias_F is None else self.bias_F.nbytes)
+
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
         """[T, K] -> [T, F]."""
         x_TK = x_TK.contiguous()

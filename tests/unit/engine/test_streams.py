@@ -8,7 +8,6 @@ import pytest
 
 from orca_dist.core import FinishReason, Output
 from orca_dist.engine.streams import (
-    MAX_BEHIND,
     MAX_JOINED_TOKENS,
     EngineStreams,
     RequestStream,
@@ -88,8 +87,7 @@ async def test_for_a_reader_that_does_not_read_little_is_kept(streams: EngineStr
     outputs = [output async for output in stream]
     assert [token for output in outputs for token in output.tokens] == tokens
     assert outputs[-1].reason is FinishReason.LENGTH
-    assert [len(output.tokens) for output in outputs[: MAX_BEHIND - 1]] == [1] * (MAX_BEHIND - 1)
-    assert len(outputs) < MAX_BEHIND + 6
+    assert len(outputs) == 5
     assert max(len(output.tokens) for output in outputs) <= MAX_JOINED_TOKENS
 
 
@@ -118,10 +116,39 @@ async def test_logits_are_not_joined(streams: EngineStreams) -> None:
 async def test_what_is_read_counts_and_what_waits_does_not(streams: EngineStreams) -> None:
     stream = open_one(streams)
     tell(streams, stream, 1, 2)
-    tell(streams, stream, 3)
     assert stream.num_tokens == 0
     await anext(stream)
+    tell(streams, stream, 3)
     assert (stream.num_tokens, stream.reason) == (2, None)
+
+
+@on_loop
+async def test_a_reader_that_falls_behind_gets_all_that_came_as_one(
+    streams: EngineStreams,
+) -> None:
+    stream = open_one(streams)
+    parts = [
+        Output(id=stream.key, tokens=(1,), cached_tokens=16),
+        Output(id=stream.key, tokens=(2, 3)),
+        Output(id=stream.key, tokens=(4,), reason=FinishReason.LENGTH),
+    ]
+    for part in parts:
+        streams.deliver([part])
+    whole = await anext(stream)
+    assert tuple(whole.tokens) == (1, 2, 3, 4)
+    assert (whole.reason, stream.reason) == (FinishReason.LENGTH, FinishReason.LENGTH)
+    assert (stream.num_tokens, stream.cached_tokens) == (4, 16)
+    assert await read(stream) == []
+
+
+@on_loop
+async def test_tokens_that_came_before_an_error_are_read_before_it(streams: EngineStreams) -> None:
+    stream = open_one(streams)
+    for token in (1, 2):
+        tell(streams, stream, token)
+    streams.deliver([Output(id=stream.key, reason=FinishReason.ERROR, message="broken")])
+    assert tuple((await anext(stream)).tokens) == (1, 2)
+    await ends_with(stream, RequestFailed, "broken")
 
 
 # ---- ends --------------------------------------------------------------
@@ -192,10 +219,10 @@ async def test_finish_ends_the_stream_at_what_is_kept(
     streams: EngineStreams, master: NotingMaster
 ) -> None:
     stream = open_one(streams)
-    for token in (1, 2, 3):
+    for token in (1, 2):
         tell(streams, stream, token)
     await anext(stream)
-    await anext(stream)
+    tell(streams, stream, 3)
     stream.finish(2)
     tell(streams, stream, 4)
     assert await read(stream) == []

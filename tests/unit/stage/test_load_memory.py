@@ -49,7 +49,8 @@ def test_the_peak_is_not_twice_the_weights(tmp_path: Path) -> None:
     shapes = tensor_shapes(spec, model_tensors(spec, {LM_HEAD}))
     (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     save_file(
-        {name: torch.ones(shape) for name, shape in shapes.items()}, tmp_path / "model.safetensors"
+        {name: torch.full(shape, 1 / 3) for name, shape in shapes.items()},
+        tmp_path / "model.safetensors",
     )
     run = subprocess.run(
         [sys.executable, "-c", LOAD, str(tmp_path)], capture_output=True, text=True, check=True
