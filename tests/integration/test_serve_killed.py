@@ -12,7 +12,7 @@ import pytest
 from tests.fixtures.checkpoints import loud_llama
 from tests.fixtures.serving import gone, serving
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(180)]
 
 STAGES_WITHIN_S = 15.0
 ALL_WITHIN_S = 90.0  # Ray's own agents look after their raylet only now and then
