@@ -36,19 +36,19 @@ class Tls:
     server_name: the name in the server's certificate, where it isn't the address's.
     """
 
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
+    ca: Path | str | None = None
+    cert: Path | str | None = None
+    key: Path | str | None = None
     server_name: str = ""
 
     def credentials(self) -> grpc.ChannelCredentials:
         """Raises ConfigError for files that don't do."""
         if (self.cert is None) != (self.key is None):
             raise ConfigError("tls_client_cert and tls_client_key belong together: give both")
-        ca = read_authorities("tls_ca", self.ca) if self.ca else None
+        ca = read_authorities("tls_ca", Path(self.ca)) if self.ca else None
         if self.cert is None or self.key is None:
             return grpc.ssl_channel_credentials(ca)
-        chain, key = read_pair("tls_client_cert", self.cert, "tls_client_key", self.key)
+        chain, key = read_pair("tls_client_cert", Path(self.cert), "tls_client_key", Path(self.key))
         return grpc.ssl_channel_credentials(ca, key, chain)
 
     def options(self) -> tuple[tuple[str, int | str], ...]:

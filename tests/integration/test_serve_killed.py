@@ -12,9 +12,10 @@ import pytest
 from tests.fixtures.checkpoints import loud_llama
 from tests.fixtures.serving import gone, serving
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(180)]
 
-LEFT_WITHIN_S = 15.0
+STAGES_WITHIN_S = 15.0
+ALL_WITHIN_S = 90.0  # Ray's own agents look after their raylet only now and then
 KEY = "a-key-that-no-stage-sees"
 
 
@@ -30,5 +31,5 @@ def test_no_process_outlives_a_killed_server(
         for process in everything:
             assert f"alice:{KEY}" not in process.environ().values()
         server.process.kill()
-        assert gone(stages, LEFT_WITHIN_S)
-        assert gone(everything, LEFT_WITHIN_S)
+        assert gone(stages, STAGES_WITHIN_S)
+        assert gone(everything, ALL_WITHIN_S)

@@ -47,7 +47,7 @@ def test_both_clients_speak_tls(folder: Path, pems: Certificates) -> None:
                 assert await client.health()
 
             def calls() -> None:
-                with Client(server.address, tls=Tls(ca=pems.ca)) as client:
+                with Client(server.address, tls=Tls(ca=str(pems.ca))) as client:
                     assert len(list(client.stream(PROMPT, SHORT))) == 3
 
             await asyncio.to_thread(calls)
