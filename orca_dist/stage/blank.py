@@ -36,6 +36,9 @@ class BlankTable(RequestTable):
     def __init__(self, *, samples: bool) -> None:
         self._samples = samples
 
+    def __len__(self) -> int:
+        return 0
+
     def apply(self, plan: Plan) -> None:
         """Nothing of it is kept."""
 
