@@ -1,9 +1,10 @@
-// y = x W^T + b of a flat batch, for CPUs, with W in panels of kPanel outputs: [F / kPanel][K][kPanel].
+// y = x W^T + b of a flat batch, for CPUs. W lies in panels of kPanel outputs: [F / kPanel][K][kPanel].
 //
-// Every output is one sum over k from 0 up, in fp32, whatever the number of rows and threads: a row has
-// the same bits wherever it runs. Few rows read each panel once, as it lies in memory: bandwidth is the
-// limit, and weights that bfloat16 holds exactly are kept in it at half the bytes, with not a bit changed.
-// Many rows have a panel widened to fp32 first, in cache, and arithmetic is the limit.
+// Every output is one sum over k from 0 up, in fp32, whatever the number of rows and threads: a row
+// has the same bits wherever it runs. Few rows read each panel once, as it lies in memory: bandwidth
+// is the limit, and weights that bfloat16 holds exactly are kept in it, at half the bytes and with not
+// a bit changed. Many rows have a piece of a panel widened to fp32 first, in cache, and arithmetic is
+// the limit.
 //
 // Shapes: T rows, K inputs, F outputs.
 
@@ -27,6 +28,7 @@ constexpr int kTile = 2;
 #endif
 constexpr int kPanel = 2 * kLanes, kLine = 64;
 constexpr int64_t kFewRows = 2 * kTile;  // more are worth widening a panel for
+constexpr int64_t kDepth = 192;  // inputs of a widened piece of a panel, which the L1 cache holds
 constexpr int64_t kCachedInputs = 224 * 1024;  // floats of x that one panel after another goes over
 
 // kRows rows, their inputs as [K][kRows], against one panel; `sums` is [kRows][kPanel]. Meanwhile
@@ -36,7 +38,10 @@ void multiply(const float* inputs, int64_t K, const Weight* panel, const char* a
               float* sums) {
   Vec low[kRows], high[kRows];
 #pragma GCC unroll 14
-  for (int row = 0; row < kRows; ++row) low[row] = high[row] = Vec{};
+  for (int row = 0; row < kRows; ++row) {
+    low[row] = load(sums + row * kPanel);
+    high[row] = load(sums + row * kPanel + kLanes);
+  }
   for (int64_t k = 0; k < K; ++k, inputs += kRows, panel += kPanel, ahead += step) {
     __builtin_prefetch(ahead, 0, 2);
     const Vec a = load(panel), b = load(panel + kLanes);
@@ -86,23 +91,30 @@ void lay_inputs(const Product<In>& p, int64_t begin, int64_t end, float* laid) {
   });
 }
 
-// Rows [begin, end) of y in the columns of the panel, of which `column` is the first. The first tiles
-// fetch what comes after the panel: [ahead, ahead_end).
+// Adds inputs [k, k + depth) of rows [begin, end) to their sums in one panel, of which `weights` are
+// those inputs'. The first tiles fetch as many bytes again from `ahead` on: what follows in memory.
 template <class In, class Weight>
-void multiply_panel(const Product<In>& p, const float* laid, int64_t begin, int64_t end,
-                    const Weight* panel, const char* ahead, const char* ahead_end, int64_t column) {
-  const int64_t num_columns = std::min<int64_t>(kPanel, p.F - column);
+void add_inputs(const Product<In>& p, const float* laid, int64_t begin, int64_t end, int64_t k,
+                int64_t depth, const Weight* weights, const char* ahead, int64_t num_ahead, float* sums) {
+  const char* const ahead_end = ahead + num_ahead;
   for_tiles(begin, end, [&](int64_t first, int64_t last) {
-    float sums[kTile * kPanel];
     const auto multiply = multiply_of<Weight>(last - first, std::make_integer_sequence<int, kTile>());
     const int64_t step = ahead < ahead_end ? kLine : 0;
-    multiply(laid + (first - begin) * p.K, p.K, panel, ahead, step, sums);
-    ahead += p.K * step;
-    for (int64_t row = first; row < last; ++row)
-      for (int64_t c = 0; c < num_columns; ++c)
-        p.y[row * p.F + column + c] = narrowed<In>(
-            sums[(row - first) * kPanel + c] + (p.bias ? p.bias[column + c] : 0.0f));
+    const float* const inputs = laid + (first - begin) * p.K + k * (last - first);
+    multiply(inputs, depth, weights, ahead, step, sums + (first - begin) * kPanel);
+    ahead += depth * step;
   });
+}
+
+// Rows [begin, end) of y in a panel's columns, of which `column` is the first.
+template <class In>
+void write_columns(const Product<In>& p, int64_t begin, int64_t end, int64_t column,
+                   const float* sums) {
+  const int64_t num_columns = std::min<int64_t>(kPanel, p.F - column);
+  for (int64_t row = begin; row < end; ++row)
+    for (int64_t c = 0; c < num_columns; ++c)
+      p.y[row * p.F + column + c] = narrowed<In>(
+          sums[(row - begin) * kPanel + c] + (p.bias ? p.bias[column + c] : 0.0f));
 }
 
 inline const float* in_fp32(const float* panel, int64_t, float*) { return panel; }
@@ -111,26 +123,38 @@ inline const float* in_fp32(const uint16_t* panel, int64_t size, float* wide) {
   return wide;
 }
 
+// Room for at least `size` floats.
+inline float* grown(std::vector<Vec>& scratch, int64_t size) {
+  scratch.resize(std::max<size_t>(scratch.size(), (size + kLanes - 1) / kLanes));
+  return reinterpret_cast<float*>(scratch.data());
+}
+
 // Panels [first, last), for all rows.
 template <class In, class Weight>
 void multiply_panels(const Product<In>& p, const Weight* panels, int64_t first, int64_t last) {
-  thread_local std::vector<float> laid, wide;
-  const int64_t size = p.K * kPanel;
+  thread_local std::vector<Vec> laid_scratch, wide_scratch, sums_scratch;  // of whole cache lines
   const int64_t block = std::max<int64_t>(1, kCachedInputs / p.K / kTile) * kTile;
-  laid.resize(std::max<size_t>(laid.size(), std::min(block, p.T) * p.K));
-  wide.resize(std::max<size_t>(wide.size(), size));
+  float* const laid = grown(laid_scratch, std::min(block, p.T) * p.K);
+  float* const wide = grown(wide_scratch, kDepth * kPanel);
+  float* const sums = grown(sums_scratch, std::min(block, p.T) * kPanel);
   for (int64_t begin = 0; begin < p.T; begin += block) {
     const int64_t end = std::min(begin + block, p.T);
-    lay_inputs(p, begin, end, laid.data());
+    lay_inputs(p, begin, end, laid);
+    const bool is_few = end - begin <= kFewRows;
+    const int64_t most = is_few ? p.K : kDepth;
     for (int64_t index = first; index < last; ++index) {
-      const Weight* panel = panels + index * size;
-      const auto next = reinterpret_cast<const char*>(panel + size);
-      const auto next_end = reinterpret_cast<const char*>(panel + 2 * size);
-      if (end - begin <= kFewRows)
-        multiply_panel(p, laid.data(), begin, end, panel, next, next_end, index * kPanel);
-      else
-        multiply_panel(p, laid.data(), begin, end, in_fp32(panel, size, wide.data()), next, next_end,
-                       index * kPanel);
+      std::fill_n(sums, (end - begin) * kPanel, 0.0f);
+      for (int64_t k = 0; k < p.K; k += most) {
+        const int64_t depth = std::min(most, p.K - k), size = depth * kPanel;
+        const Weight* const weights = panels + (index * p.K + k) * kPanel;
+        const auto ahead = reinterpret_cast<const char*>(weights + size);
+        const int64_t num_ahead = size * sizeof(Weight);
+        if (is_few)
+          add_inputs(p, laid, begin, end, k, depth, weights, ahead, num_ahead, sums);
+        else
+          add_inputs(p, laid, begin, end, k, depth, in_fp32(weights, size, wide), ahead, num_ahead, sums);
+      }
+      write_columns(p, begin, end, index * kPanel, sums);
     }
   }
 }

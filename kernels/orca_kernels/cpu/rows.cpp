@@ -1,4 +1,5 @@
-// What is done to each row of the flat batch alone, for CPUs: norms, the MLP's gate, rotation and KV write.
+// What is done to each row of the flat batch alone, for CPUs: norms, the MLP's gate, rotation and
+// KV write.
 //
 // Computed in fp32 and rounded where the torch reference rounds. A row's bits depend on the row only.
 // Shapes: T rows, H hidden, N query heads, M KV heads, D head size, F outputs of up.
