@@ -3,8 +3,7 @@
 Writes a sharded model of about 2 GB once (any folder of a model does as well), then in turn,
 round by round: dd and the loader with the files in the page cache, and both with them
 dropped from it. The loader gives up each tensor before it reads the next, as a stage does that
-packs it into another layout. `kept`: all stay, as where nothing is packed, in memory that the
-system has to clear first, as it has to for dd into memory.
+packs it into another layout.
 
     python scripts/bench_load.py /tmp/load-model --rounds 5
 """
@@ -41,7 +40,6 @@ CONFIG = {
     "dtype": "float16",
 }
 SHARD_BYTES = 450_000_000
-MEMORY = "/dev/shm"
 
 
 def main() -> None:
@@ -61,9 +59,7 @@ def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
     total_bytes = sum(path.stat().st_size for path in shards)
     ways: dict[str, Callable[[], object]] = {
         "dd": lambda: dd(shards),
-        "dd into memory": lambda: dd_into_memory(shards),
         "loader": lambda: load(folder),
-        "loader, kept": lambda: load(folder, keep=True),
     }
     speeds: dict[str, list[float]] = {}
     dd(shards)
@@ -85,45 +81,31 @@ def report(speeds: Mapping[str, list[float]]) -> None:
         low, middle, high = min(values), statistics.median(values), max(values)
         print(f"{name:<28}{middle:6.2f} GB/s ({low:.2f}-{high:.2f})")
     for state in ("cached", "not cached"):
-        for ours, other in (("loader", "dd"), ("loader, kept", "dd into memory")):
-            of_ours, of_other = (statistics.median(speeds[f"{n}, {state}"]) for n in (ours, other))
-            print(f"{ours} / {other}, {state}: {of_ours / of_other:.0%}")
+        ours, other = (statistics.median(speeds[f"{name}, {state}"]) for name in ("loader", "dd"))
+        print(f"loader / dd, {state}: {ours / other:.0%}")
 
 
 def seconds(way: Callable[[], object]) -> float:
-    """How long it takes; what it returns is freed behind the clock."""
+    """How long it takes."""
     start_s = time.perf_counter()
-    kept = way()
-    end_s = time.perf_counter()
-    del kept
-    return end_s - start_s
+    way()
+    return time.perf_counter() - start_s
 
 
 def dd(shards: list[Path]) -> None:
-    """Reads each file and forgets it."""
+    """Reads each file into one small buffer."""
     for path in shards:
-        _dd(path, Path(os.devnull))
+        command = ["dd", f"if={path}", f"of={os.devnull}", "bs=1M", "status=none"]
+        subprocess.run(command, check=True)
 
 
-def dd_into_memory(shards: list[Path]) -> None:
-    """Reads each file into memory that the system gives out for it."""
-    target = Path(MEMORY) / f"bench-load-{os.getpid()}"
-    for path in shards:
-        _dd(path, target)
-        target.unlink()
-
-
-def load(folder: Path, *, keep: bool = False) -> list[torch.Tensor]:
+def load(folder: Path) -> None:
     """Every tensor, as a pipeline of one stage would."""
     checkpoint = Checkpoint(folder)
     spec = load_spec(folder)
     dtype, device = getattr(torch, spec.dtype), torch.device("cpu")
-    kept: list[torch.Tensor] = []
     for name in model_tensors(spec, checkpoint.names()).values():
-        tensor = checkpoint.tensor(name, dtype=dtype, device=device)
-        if keep:
-            kept.append(tensor)
-    return kept
+        checkpoint.tensor(name, dtype=dtype, device=device)
 
 
 def drop(shards: list[Path]) -> None:
@@ -172,13 +154,6 @@ def _save(shapes: Mapping[str, tuple[int, ...]], path: Path, *, seed: int) -> No
         for name, shape in shapes.items()
     }
     save_file(tensors, path)
-
-
-def _dd(source: Path, target: Path) -> None:
-    subprocess.run(
-        ["dd", f"if={source}", f"of={target}", "bs=1M", "status=none"],
-        check=True,
-    )
 
 
 if __name__ == "__main__":

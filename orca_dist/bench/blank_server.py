@@ -58,6 +58,7 @@ class BlankServer:
             max_model_len=self.max_len,
             kv_tokens=2 * self.streams * self.max_len,
             max_queue=2 * self.streams,
+            recovery="off",  # type: ignore[arg-type]
         )
 
 

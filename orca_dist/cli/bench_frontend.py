@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
+from orca_dist.cli.interrupts import interruptible
 from orca_dist.cli.output import count_progress, print_json
 from orca_dist.cli.settings import DEFAULT_MODEL
 from orca_dist.config import LogConfig
@@ -55,16 +56,15 @@ class BenchFrontend:
         self._check()
         folder = resolve_model(self.model)
         with count_progress("rows") as on_progress:
-            costs = asyncio.run(
-                run_frontend(
-                    folder,
-                    stages=self.stages,
-                    streams=self.streams,
-                    wait_s=self.wait_s,
-                    duration_s=self.duration_s,
-                    on_progress=on_progress,
-                )
+            work = run_frontend(
+                folder,
+                stages=self.stages,
+                streams=self.streams,
+                wait_s=self.wait_s,
+                duration_s=self.duration_s,
+                on_progress=on_progress,
             )
+            costs = asyncio.run(interruptible(work))
         most = max_streams(costs, self.tpot_limit_s)
         if self.json:
             print_json(_document(costs, most))

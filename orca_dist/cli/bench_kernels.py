@@ -78,14 +78,14 @@ class BenchKernels:
 
 def _head() -> str:
     return (
-        f"{'kernel':12}{'shape':18}{'dtype':10}{'threads':>7}{'kernel us':>24}"
+        f"{'kernel':18}{'shape':18}{'dtype':10}{'threads':>7}{'kernel us':>24}"
         f"{'reference us':>26}{'ratio':>7}"
     )
 
 
 def _line(row: KernelRow) -> str:
     return (
-        f"{row.kernel:12}{row.shape:18}{row.dtype:10}{row.threads:>7}{_cell(row.kernel_us):>24}"
+        f"{row.kernel:18}{row.shape:18}{row.dtype:10}{row.threads:>7}{_cell(row.kernel_us):>24}"
         f"{_cell(row.reference_us):>26}{row.ratio:>7.1f}"
     )
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from orca_kernels import kernels_for
 
-from orca_dist.models.decoder import Decoder
+from orca_dist.models.decoder import Decoder, Weights
 from orca_dist.proto.v1.control_pb2 import (
     FailedRequest,
     Loaded,
@@ -108,7 +108,7 @@ class StageWorker:
             read_s=weights.read_s,
         )
 
-    def _make_decoder(self, weights: dict[str, torch.Tensor]) -> None:
+    def _make_decoder(self, weights: Weights) -> None:
         device = self._device.torch_device
         self._decoder = Decoder(
             spec=self._spec,

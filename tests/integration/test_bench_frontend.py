@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import psutil
 import pytest
 
 from orca_dist.bench.blank_server import BlankServer
-from orca_dist.bench.frontend import serving
+from orca_dist.bench.frontend import run_frontend, serving
 from orca_dist.cli.main import main
 from orca_dist.client import AsyncClient
 from orca_dist.errors import StartupError
@@ -67,6 +68,31 @@ def test_a_blank_server_answers_in_full_and_leaves_nothing_behind(folder: Path) 
 
     run(keep())
     assert len(children) == 4, "the server and its stages"
+    assert gone(children, END_S)
+
+
+def test_a_bench_that_is_cancelled_ends_its_server(folder: Path) -> None:
+    children: list[psutil.Process] = []
+
+    async def case() -> None:
+        first_row = asyncio.Event()
+        work = run_frontend(
+            folder,
+            stages=[1],
+            streams=[1, 2],
+            wait_s=0.005,
+            duration_s=0.5,
+            on_progress=lambda done, total: first_row.set() if done else None,
+        )
+        bench = asyncio.create_task(work)
+        await asyncio.wait_for(first_row.wait(), 60)
+        children.extend(psutil.Process().children(recursive=True))
+        bench.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await bench
+
+    run(case())
+    assert len(children) == 2, "the server and its stage"
     assert gone(children, END_S)
 
 

@@ -17,11 +17,11 @@ from orca_dist.weights.names import LM_HEAD, model_tensors, tensor_shapes
 CONFIG = {
     "model_type": "llama",
     "vocab_size": 320,
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
     "max_position_embeddings": 64,
     "dtype": "float32",
 }
@@ -37,7 +37,7 @@ def kilobytes(key):
     return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
 worker = StageWorker(host="127.0.0.1")
-setup = stage_setup(Path(sys.argv[1]), 0, split_layers(4, 1), "float32")
+setup = stage_setup(Path(sys.argv[1]), 0, split_layers(16, 1), "float32")
 before = kilobytes("VmRSS")
 loaded = worker.load(setup)
 print((kilobytes("VmHWM") - before) * 1024 / loaded.weight_bytes)

@@ -1,0 +1,107 @@
+"""OpenVINO GenAI on the workload of `orca-dist bench offline`: one line, as its --json says it.
+
+For an environment of its own (openvino-genai, numpy), and a model made by `optimum-cli export
+openvino --task text-generation-with-past --weight-format fp32`. Makes the workload file if there
+is none: `orca-dist bench offline --workload` reads it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+import openvino_genai as genai
+
+NUM_REQUESTS, PROMPT_LENS, OUTPUT_LENS, FIRST_ORDINARY_ID = 64, (32, 512), (1, 128), 100
+WARM_UP = {"prompt": [1000] * 8, "out": 4}
+
+
+def make_workload(path: Path, vocab_size: int, seed: int) -> None:
+    """The paper's mix of lengths, all there from the start; random tokens."""
+    rng = random.Random(seed)
+    requests = [
+        {
+            "id": index,
+            "prompt": rng.choices(
+                range(FIRST_ORDINARY_ID, vocab_size), k=rng.randint(*PROMPT_LENS)
+            ),
+            "out": rng.randint(*OUTPUT_LENS),
+        }
+        for index in range(NUM_REQUESTS)
+    ]
+    path.write_text(json.dumps({"requests": requests}), encoding="utf-8")
+
+
+def make_pipeline(model: Path, precision: str, threads: int) -> genai.ContinuousBatchingPipeline:
+    scheduler = genai.SchedulerConfig()
+    scheduler.max_num_batched_tokens = 2048
+    scheduler.max_num_seqs = NUM_REQUESTS
+    scheduler.cache_size = 2
+    scheduler.dynamic_split_fuse = True
+    scheduler.enable_prefix_caching = False
+    properties = {
+        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": precision,
+        "KV_CACHE_PRECISION": precision,
+    }
+    return genai.ContinuousBatchingPipeline(
+        str(model), scheduler_config=scheduler, device="CPU", properties=properties
+    )
+
+
+def run(pipeline: genai.ContinuousBatchingPipeline, requests: list[dict[str, object]]) -> float:
+    """Seconds until the last answer; each has exactly its `out` tokens."""
+    start_s = time.perf_counter()
+    handles = [
+        pipeline.add_request(index, tensor(request["prompt"]), exactly(request["out"]))
+        for index, request in enumerate(requests)
+    ]
+    while pipeline.has_non_finished_requests():
+        pipeline.step()
+    took_s = time.perf_counter() - start_s
+    for handle, request in zip(handles, requests, strict=True):
+        assert len(handle.read_all()[0].generated_ids) == request["out"]
+    return took_s
+
+
+def tensor(prompt: object) -> ov.Tensor:
+    return ov.Tensor(np.array([prompt], dtype=np.int64))
+
+
+def exactly(num_tokens: object) -> genai.GenerationConfig:
+    config = genai.GenerationConfig()
+    config.max_new_tokens = config.min_new_tokens = num_tokens
+    config.ignore_eos, config.do_sample, config.apply_chat_template = True, False, False
+    return config
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--workload", type=Path, default=Path("workload.json"))
+    parser.add_argument("--precision", default="f32", help="f32 or bf16")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--vocab-size", type=int, default=49152)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if not options.workload.exists():
+        make_workload(options.workload, options.vocab_size, options.seed)
+    requests = json.loads(options.workload.read_text(encoding="utf-8"))["requests"]
+    start_s = time.perf_counter()
+    pipeline = make_pipeline(options.model, options.precision, options.threads)
+    startup_s = time.perf_counter() - start_s
+    run(pipeline, [WARM_UP])
+    wall_s = run(pipeline, requests)
+    num_tokens = sum(len(request["prompt"]) + request["out"] for request in requests)
+    print(
+        json.dumps({"wall_s": wall_s, "startup_s": startup_s, "total_tok_s": num_tokens / wall_s})
+    )
+
+
+if __name__ == "__main__":
+    main()
