@@ -110,9 +110,10 @@ class ControlPlane:
     def _read(self, stage: int, outbox: Outbox, messages: Iterator[bytes]) -> None:
         try:
             for data in messages:
+                message = pb.StageMessage.FromString(data)
                 with self._lock:  # else it could be told after expect_anew()
                     if self._outboxes[stage] is outbox:
-                        self._on_message(stage, pb.StageMessage.FromString(data))
+                        self._on_message(stage, message)
         except (grpc.RpcError, DecodeError):
             pass
         finally:
