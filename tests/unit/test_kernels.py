@@ -258,3 +258,16 @@ def test_nan_stays_in_its_row() -> None:
     ):
         assert result[1].isnan().any()
         assert not result[[0, 2]].isnan().any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rounds_late", [True, False])
+@pytest.mark.parametrize("size", [1, 8, 37, 64, 100, 576, 1536, 4096, 16384])
+def test_rms_norm_rounds_as_torch_does(dtype: torch.dtype, rounds_late: bool, size: int) -> None:
+    """To the bit: what is compared with transformers differs from it in nothing here."""
+    x_TH, weight_H = noise(20, size, dtype=dtype) * 3, noise(size, dtype=dtype, seed=1)
+    ours, _ = rows_of("cpu")
+    got, wanted = (
+        norm(x_TH, weight_H, 1e-6, rounds_late=rounds_late) for norm in (ours, TORCH.rms_norm)
+    )
+    assert torch.equal(got, wanted)

@@ -96,8 +96,9 @@ def test_the_kernel_rotates_and_writes_as_the_reference(
     close(got, expected, dtype)
     close(caches[2], caches[0], dtype)
     assert torch.equal(caches[3], caches[1])
-    if not is_rotated:
+    if dtype is torch.float32 or not is_rotated:  # bfloat16 is rounded once, not thrice
         assert torch.equal(got, expected)
+        assert torch.equal(caches[2], caches[0])
 
 
 def test_scaled_by_one_is_the_tensor_itself() -> None:

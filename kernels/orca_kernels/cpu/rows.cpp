@@ -4,9 +4,17 @@
 // Computed in fp32 and rounded where the torch reference rounds. A row's bits depend on the row only.
 // Shapes: T rows, H hidden, N query heads, M KV heads, D head size, F outputs of up.
 
+// A product is rounded before it is added to, as in torch: so rows come out as they do there.
+#if defined(__clang__)
+#pragma clang fp contract(off)
+#else
+#pragma GCC optimize("fp-contract=off")
+#endif
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "crew.h"
 #include "vec.h"
@@ -25,19 +33,54 @@ inline Vec rounded(Vec v) {
   return load(values);
 }
 
+inline Half load_half(const float* from) {
+  Half v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+inline Half load_half(const uint16_t* from) {
+  float values[8];
+  for (int i = 0; i < 8; ++i) values[i] = widened(from[i]);
+  return load_half(values);
+}
+
+// The sum of x^2, in the order in which torch sums a row: lines of 4 times 8 lanes; 16 lines make a
+// block, 16 blocks a larger one, and so on, each summed up before it is added to those before it.
+template <class T>
+float sum_of_squares(const T* x, int64_t H) {
+  constexpr int kLevels = 4, kLine = 32, kBlock = 16;
+  Half sums[kLevels][4] = {};
+  const int64_t lines = H / kLine;
+  for (int64_t line = 0; line < lines; ++line) {
+    for (int part = 0; part < 4; ++part) {
+      const Half v = load_half(x + line * kLine + part * 8);
+      sums[0][part] += v * v;
+    }
+    int64_t done = line + 1;
+    for (int level = 1; level < kLevels && done % kBlock == 0; ++level, done /= kBlock)
+      for (int part = 0; part < 4; ++part) {
+        sums[level][part] += sums[level - 1][part];
+        sums[level - 1][part] = Half{};
+      }
+  }
+  for (int level = 1; level < kLevels; ++level)
+    for (int part = 0; part < 4; ++part) sums[0][part] += sums[level][part];
+  int64_t h = lines * kLine;
+  for (; h + 8 <= H; h += 8) sums[0][0] += load_half(x + h) * load_half(x + h);
+  for (int part = 1; part < 4; ++part) sums[0][0] += sums[0][part];
+  float sum = 0.0f;
+  for (; h < H; ++h) sum += widened(x[h]) * widened(x[h]);
+  for (int lane = 0; lane < 8; ++lane) sum += sums[0][0][lane];
+  return sum;
+}
+
 // x / sqrt(mean(x^2) + eps) * weight; rounded before the weight too, unless `rounds_late`.
 template <class T>
 void norm_row(const T* x, const T* weight, T* y, int64_t H, float eps, bool rounds_late) {
-  Vec squares{};
+  const float sum = sum_of_squares(x, H);
+  const float factor = 1.0f / std::sqrt(sum / static_cast<float>(H) + eps);
   int64_t h = 0;
   for (; h + kLanes <= H; h += kLanes) {
-    const Vec v = load(x + h);
-    squares += v * v;
-  }
-  float sum = sum_lanes(squares);
-  for (; h < H; ++h) sum += widened(x[h]) * widened(x[h]);
-  const float factor = 1.0f / std::sqrt(sum / static_cast<float>(H) + eps);
-  for (h = 0; h + kLanes <= H; h += kLanes) {
     const Vec normed = load(x + h) * factor;
     store(y + h, (rounds_late ? normed : rounded<T>(normed)) * load(weight + h));
   }
