@@ -141,7 +141,7 @@ void fetch_span(const Shape& shape, Scratch& s, const int64_t* blocks, const T* 
   }
 }
 
-// scores[row][slot] = scale * (q_row . k_slot) of up to kTile rows, summed over d in order.
+// scores[row][slot] = (q_row . k_slot) * scale of up to kTile rows, summed over d in order.
 void score_rows(const Shape& shape, Scratch& s, int first, int rows, int count) {
   const float* const queries = &s.queries[first * shape.head_dim];
   float* const scores = &s.scores[first * s.padded];
@@ -156,7 +156,7 @@ void score_rows(const Shape& shape, Scratch& s, int first, int rows, int count) 
         sums[row] += key * queries[row * shape.head_dim + d];
     }
 #pragma GCC unroll 8
-    for (int row = 0; row < rows; ++row) store(scores + row * s.padded + lane, sums[row]);
+    for (int row = 0; row < rows; ++row) store(scores + row * s.padded + lane, sums[row] * shape.scale);
   }
 }
 
@@ -248,7 +248,7 @@ void attend_tile(const Shape& shape, Scratch& s, const Request& request, const i
     const int64_t index = (begin + row) / group, head = kv_head * group + (begin + row) % group;
     position[row] = request.start + index;
     offset[row] = ((request.first_row + index) * shape.num_heads + head) * D;
-    for (int d = 0; d < D; ++d) s.queries[row * D + d] = widened(q[offset[row] + d]) * shape.scale;
+    for (int d = 0; d < D; ++d) s.queries[row * D + d] = widened(q[offset[row] + d]);
     std::memset(&s.out[row * D], 0, D * sizeof(float));
     s.row_max[row] = kMinusInf;
     s.row_sum[row] = 0.0f;
