@@ -27,7 +27,7 @@ SCRIPT = {5: HELLO, HELLO: BANG, BANG: EOS, letter("A"): letter("B"), letter("B"
 def test_every_name_of_the_package_is_there() -> None:
     assert {name for name in orca_dist.__all__ if isinstance(getattr(orca_dist, name), type)} == {
         *("LLM", "Completion", "Client", "AsyncClient"),
-        *("SamplingParams", "EngineConfig", "OrcaError"),
+        *("SamplingParams", "EngineConfig", "OrcaError", "Tls"),
     }
     with pytest.raises(AttributeError, match="no attribute 'Engine'"):
         orca_dist.Engine  # noqa: B018
