@@ -83,9 +83,14 @@ class PagedAttention(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """The operations of a decoder layer, as one device does them."""
+    """The operations of a decoder layer, as one device does them.
+
+    `has_own_threads`: all that is large runs on them. Torch should have one thread then: its
+    others would go on looking for work, for milliseconds, on cores that these need.
+    """
 
     name: str
+    has_own_threads: bool
     linear: MakeLinear
     rms_norm: RmsNorm
     silu_mul: SiluMul
@@ -105,6 +110,7 @@ def kernels_for(device: torch.device, dtype: torch.dtype, num_threads: int) -> K
 
 TORCH = Kernels(
     name="torch",
+    has_own_threads=False,
     linear=TorchLinear,
     rms_norm=reference.rms_norm,
     silu_mul=reference.silu_mul,
@@ -123,6 +129,7 @@ def cpu_kernels(dtype: torch.dtype, num_threads: int) -> Kernels:
     multiplies_bf16 = dtype is torch.bfloat16 and _cpu_multiplies_bf16()
     return Kernels(
         name="cpu",
+        has_own_threads=not multiplies_bf16,
         linear=TorchLinear if multiplies_bf16 else partial(CpuLinear, library, num_threads),
         rms_norm=rows.rms_norm,
         silu_mul=rows.silu_mul,

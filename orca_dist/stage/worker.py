@@ -86,7 +86,6 @@ class StageWorker:
 
         `on_bytes` hears of each tensor: bytes read so far, and in all.
         """
-        torch.set_num_threads(setup.num_threads)
         self._setup = setup
         self._device = make_device(setup.device)
         self._dtype = getattr(torch, setup.dtype)
@@ -110,11 +109,13 @@ class StageWorker:
 
     def _make_decoder(self, weights: Weights) -> None:
         device = self._device.torch_device
+        kernels = kernels_for(device, self._dtype, self._setup.num_threads)
+        torch.set_num_threads(1 if kernels.has_own_threads else self._setup.num_threads)
         self._decoder = Decoder(
             spec=self._spec,
             layers=self._layers,
             weights=weights,
-            kernels=kernels_for(device, self._dtype, self._setup.num_threads),
+            kernels=kernels,
             device=device,
             dtype=self._dtype,
         )
