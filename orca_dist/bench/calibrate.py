@@ -2,25 +2,25 @@
 
 A stage's time is fitted, with no negative term, as
 
-    constant + f(T) + s S + a A
+    constant + f(T) + s S + c C + a A
 
-for T tokens, of which S are sampled and which attend to A slots in all; f is piecewise
-linear and never falls. Every batch counts by its relative error, and less where it is far
-off: a machine that has other work has slow seconds, and they are not the stage's. The
-format of the table is sim.table's.
+for T tokens, of which S are sampled and which attend to A slots in all, over C slots of
+context; f is piecewise linear and never falls. Every batch counts by its relative error, and
+less where it is far off: a machine that has other work has slow seconds, and they are not the
+stage's. The format of the table is sim.table's.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from orca_dist.metrics.trace import PlanTrace, StageSpan
+from orca_dist.sim.batch import BatchShape, shape_of_spans
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -30,23 +30,9 @@ KNOT_BATCHES = 8  # fewer of them don't make a knot of their own
 MASTER_LIMIT_S = 0.02  # a plan sent later than this after a return was not waiting for it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What a plan's cost depends on; see sim.batch."""
-
-    num_tokens: int
-    num_sampled: int
-    attended: float
-
-
-def shape_of(plan: PlanTrace) -> Shape:
-    """Token i of an entry's chunk attends to start + i + 1 slots."""
-    pairs = zip(plan.starts, plan.lengths, strict=True)
-    return Shape(
-        num_tokens=sum(plan.lengths),
-        num_sampled=plan.num_sampled,
-        attended=sum(length * start + length * (length + 1) / 2 for start, length in pairs),
-    )
+def shape_of(plan: PlanTrace) -> BatchShape:
+    """What the plan's cost depends on."""
+    return shape_of_spans(plan.starts, plan.lengths, plan.num_sampled)
 
 
 def cost_document(
@@ -75,20 +61,22 @@ def cost_document(
 
 
 def fit_stage(
-    shapes: Sequence[Shape], times_s: Sequence[float], *, samples: bool
+    shapes: Sequence[BatchShape], times_s: Sequence[float], *, samples: bool
 ) -> dict[str, list[list[float]]]:
     """The stage's curves; `sampled` only where it `samples`."""
     tokens = np.array([shape.num_tokens for shape in shapes], float)
     knots = _knots(tokens)
     columns = [np.ones_like(tokens)]
     columns += [np.clip(tokens, low, high) - low for low, high in pairwise(knots)]
-    columns.append(np.array([shape.attended for shape in shapes], float))
     columns.append(np.array([shape.num_sampled * samples for shape in shapes], float))
+    columns.append(np.array([shape.context for shape in shapes], float))
+    columns.append(np.array([shape.attended for shape in shapes], float))
     weights = typical_fit(np.stack(columns, axis=1), np.array(times_s, float))
-    *steps, attended, sampled = weights.tolist()
+    *steps, sampled, context, attended = weights.tolist()
     heights = np.cumsum([steps[0], *np.multiply(steps[1:], np.diff(knots))]).tolist()
     curves = {
         "tokens": [[x, max(y, 1e-9)] for x, y in zip(knots, heights, strict=True)],
+        "context": [[0, 0.0], [1, context]],
         "attended": [[0, 0.0], [1, attended]],
     }
     return curves | ({"sampled": [[0, 0.0], [1, sampled]]} if samples else {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import mul
 from typing import NamedTuple
 
@@ -22,11 +23,16 @@ class BatchShape(NamedTuple):
 
 
 def batch_shape(plan: Plan) -> BatchShape:
+    """Of an iteration as it is planned."""
+    return shape_of_spans(plan.starts, plan.lengths, sum(plan.samples))
+
+
+def shape_of_spans(starts: Sequence[int], lengths: Sequence[int], num_sampled: int) -> BatchShape:
     """Token i of an entry's chunk attends to start + i + 1 slots."""
-    lengths = plan.lengths
-    num_tokens, context = sum(lengths), sum(plan.starts) + sum(lengths)
+    num_tokens = sum(lengths)
+    context = sum(starts) + num_tokens
     attended: float = context
     if num_tokens > len(lengths):
         squares = sum(map(mul, lengths, lengths))
-        attended = sum(map(mul, lengths, plan.starts)) + (squares + num_tokens) / 2
-    return BatchShape(num_tokens, sum(plan.samples), context, attended)
+        attended = sum(map(mul, lengths, starts)) + (squares + num_tokens) / 2
+    return BatchShape(num_tokens, num_sampled, context, attended)

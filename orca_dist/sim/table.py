@@ -1,23 +1,25 @@
 """What an iteration costs as it was measured: a table that `orca-dist profile` writes.
 
-A stage's time is a sum of three piecewise linear functions, each given by its
+A stage's time is a sum of four piecewise linear functions, each given by its
 points [x, seconds] in ascending order of x, and going on beyond the last two in
 the same line:
 
     tokens(T)     of the batch's tokens: everything that is done to each row
     sampled(S)    of the rows that sample: the head and the sampler (last stage)
+    context(C)    of the KV slots that are read, each request's once
     attended(A)   of the slots that all tokens attend to, summed over the tokens
 
 The file:
 
     {"schema": 1, "model": "...", "device": "...",
      "stages": [{"layers": 15, "tokens": [[1, 0.004], [512, 0.2]],
-                 "sampled": [[0, 0], [32, 0.01]], "attended": [[0, 0], [4096, 0.001]]}, ...],
+                 "sampled": [[0, 0], [32, 0.01]], "context": [[0, 0], [4096, 0.004]],
+                 "attended": [[0, 0], [4096, 0.001]]}, ...],
      "link": [[1, 0.0002], [512, 0.002]],         seconds by rows, from a stage to the next
      "plan_latency_s": 0.0005, "token_latency_s": 0.0005,
      "kv_tokens": 100000}
 
-`sampled`, `attended`, `link`, both latencies and `kv_tokens` may be absent: they
+`sampled`, `context`, `attended`, `link`, both latencies and `kv_tokens` may be absent: they
 are 0, and kv_tokens as much as is needed.
 """
 
@@ -32,7 +34,7 @@ from pathlib import Path
 
 from orca_dist.core import Plan
 from orca_dist.errors import ConfigError
-from orca_dist.sim.batch import batch_shape
+from orca_dist.sim.batch import BatchShape, batch_shape
 from orca_dist.sim.pipeline import ControlLatency, PlanTimes
 
 SCHEMA = 1
@@ -46,7 +48,7 @@ NAMES = {
     "token_latency_s",
     "kv_tokens",
 }
-STAGE_NAMES = {"layers", "tokens", "sampled", "attended"}
+STAGE_NAMES = {"layers", "tokens", "sampled", "context", "attended"}
 
 
 class Curve:
@@ -69,11 +71,21 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCurves:
-    """One stage's three."""
+    """One stage's four."""
 
     tokens: Curve
     sampled: Curve
+    context: Curve
     attended: Curve
+
+    def seconds(self, batch: BatchShape) -> float:
+        """What the stage takes for a batch."""
+        return (
+            self.tokens(batch.num_tokens)
+            + self.sampled(batch.num_sampled)
+            + self.context(batch.context)
+            + self.attended(batch.attended)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +103,7 @@ class CostTable:
 
     def times(self, plan: Plan) -> PlanTimes:
         batch = batch_shape(plan)
-        stage_s = [
-            stage.tokens(batch.num_tokens)
-            + stage.sampled(batch.num_sampled)
-            + stage.attended(batch.attended)
-            for stage in self.stages
-        ]
+        stage_s = [stage.seconds(batch) for stage in self.stages]
         return PlanTimes(stage_s, self.link(batch.num_tokens))
 
 
@@ -150,6 +157,7 @@ def _stage(where: str, values: object) -> StageCurves:
     curves = StageCurves(
         tokens=_curve(f"{where}: tokens", values.get("tokens")),
         sampled=_curve(f"{where}: sampled", values.get("sampled", [[0, 0]])),
+        context=_curve(f"{where}: context", values.get("context", [[0, 0]])),
         attended=_curve(f"{where}: attended", values.get("attended", [[0, 0]])),
     )
     if curves.tokens(1) <= 0:

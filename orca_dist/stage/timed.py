@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from orca_dist.sim.batch import shape_of_spans
 from orca_dist.sim.table import CostTable, read_cost_table
 from orca_dist.stage.batch import PackedBatch
 from orca_dist.stage.idle import IdleStageWorker
@@ -30,12 +31,10 @@ class TimedStageWorker(IdleStageWorker):
         self._cost: CostTable = read_cost_table(Path(os.environ[VARIABLE]))
 
     def compute(self, x_TH: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
-        context = batch.context
-        pairs = zip(context.starts, context.lengths, strict=True)
-        attended = sum(length * start + length * (length + 1) / 2 for start, length in pairs)
+        num_sampled = sum(entry.samples for entry in batch.sampled)
+        shape = shape_of_spans(batch.context.starts, batch.context.lengths, num_sampled)
         stage = self._cost.stages[self._setup.stage % len(self._cost.stages)]
-        seconds = stage.tokens(batch.num_rows) + stage.attended(attended)
-        time.sleep(seconds + stage.sampled(sum(entry.samples for entry in batch.sampled)))
+        time.sleep(stage.seconds(shape))
         return x_TH
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from orca_dist.bench.calibrate import (
-    Shape,
     cost_document,
     fit_line,
     fit_stage,
@@ -19,16 +18,17 @@ from orca_dist.bench.calibrate import (
 )
 from orca_dist.core import Plan
 from orca_dist.metrics.trace import PlanTrace, StageSpan
-from orca_dist.sim.batch import batch_shape
+from orca_dist.sim.batch import BatchShape, batch_shape
 from orca_dist.sim.table import read_cost_table
 
 
-def shapes(num: int, seed: int = 3) -> list[Shape]:
+def shapes(num: int, seed: int = 3) -> list[BatchShape]:
     rng = random.Random(seed)
     return [
-        Shape(
+        BatchShape(
             num_tokens=(num_tokens := rng.choice([1, 2, 5, 8, 30, 64, 200, 512])),
             num_sampled=min(num_tokens, rng.randint(1, 8)),
+            context=rng.randint(num_tokens, 20_000),
             attended=float(rng.randint(num_tokens, 40_000)),
         )
         for _ in range(num)
@@ -43,8 +43,12 @@ def test_weights_are_never_negative_and_exact_where_they_can_be() -> None:
 
 def test_a_stage_that_costs_by_the_formula_is_found() -> None:
     seen = shapes(300)
-    times = [0.01 + 0.0002 * s.num_tokens + 1e-6 * s.attended + 0.003 * s.num_sampled for s in seen]
+    times = [
+        0.01 + 0.0002 * s.num_tokens + 3e-6 * s.context + 1e-6 * s.attended + 0.003 * s.num_sampled
+        for s in seen
+    ]
     curves = fit_stage(seen, times, samples=True)
+    assert curves["context"][1][1] == pytest.approx(3e-6, rel=0.05)
     assert curves["attended"][1][1] == pytest.approx(1e-6, rel=0.05)
     assert curves["sampled"][1][1] == pytest.approx(0.003, rel=0.1)
     for x, y in curves["tokens"]:
@@ -59,8 +63,11 @@ def test_the_sum_of_noisy_times_is_kept() -> None:
     times = [(0.01 + 0.0002 * s.num_tokens) * rng.uniform(0.5, 2.0) for s in seen]
     curves = fit_stage(seen, times, samples=False)
     xs, ys = zip(*curves["tokens"], strict=True)
-    slope = curves["attended"][1][1]
-    fitted = sum(np.interp(s.num_tokens, xs, ys) + slope * s.attended for s in seen)
+    slopes = [curves[name][1][1] for name in ("context", "attended")]
+    fitted = sum(
+        np.interp(s.num_tokens, xs, ys) + slopes[0] * s.context + slopes[1] * s.attended
+        for s in seen
+    )
     assert fitted == pytest.approx(sum(times), rel=0.02)
 
 
@@ -86,9 +93,7 @@ def test_shapes_are_the_simulators() -> None:
     plan.add(2, 32, 7, samples=False)
     trace = trace_of(plan, sent_s=0.0, stages=[])
     batch = batch_shape(plan)
-    assert shape_of(trace) == Shape(
-        num_tokens=batch.num_tokens, num_sampled=batch.num_sampled, attended=batch.attended
-    )
+    assert shape_of(trace) == batch
 
 
 def trace_of(plan: Plan, *, sent_s: float, stages: list[float]) -> PlanTrace:
