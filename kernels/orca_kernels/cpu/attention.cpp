@@ -160,25 +160,25 @@ void score_rows(const Shape& shape, Scratch& s, int first, int rows, int count) 
   }
 }
 
-// out = out * shrink + scores . values, slot after slot, for `rows` rows with `chunks` vectors of D each.
-template <int kAtOnce, int kChunks>
+// out = out * shrink + scores . values, slot after slot, for kNum rows with kChunks vectors of D each.
+template <int kNum, int kChunks>
 inline void add_values(const float* scores, int64_t padded, const float* values, int64_t head_dim,
                        int count, const float* shrink, float* out) {
-  Vec acc[kAtOnce][kChunks];
-  for (int row = 0; row < kAtOnce; ++row)
+  Vec acc[kNum][kChunks];
+  for (int row = 0; row < kNum; ++row)
     for (int c = 0; c < kChunks; ++c)
       acc[row][c] = load(out + row * head_dim + c * kLanes) * shrink[row];
   for (int slot = 0; slot < count; ++slot)
     for (int c = 0; c < kChunks; ++c) {
       const Vec value = load(values + slot * head_dim + c * kLanes);
-      for (int row = 0; row < kAtOnce; ++row) acc[row][c] += value * scores[row * padded + slot];
+      for (int row = 0; row < kNum; ++row) acc[row][c] += value * scores[row * padded + slot];
     }
-  for (int row = 0; row < kAtOnce; ++row)
+  for (int row = 0; row < kNum; ++row)
     for (int c = 0; c < kChunks; ++c) store(out + row * head_dim + c * kLanes, acc[row][c]);
 }
 
-// Rows [first, first + kAtOnce), which all see slots [begin, end) of the span, take their values in.
-template <int kAtOnce>
+// Rows [first, first + kNum), which all see slots [begin, end) of the span, take their values in.
+template <int kNum>
 void add_span(const Shape& shape, Scratch& s, int first, int begin, int end) {
   const int64_t D = shape.head_dim;
   const float* const scores = &s.scores[first * s.padded + begin];
@@ -187,11 +187,11 @@ void add_span(const Shape& shape, Scratch& s, int first, int begin, int end) {
   float* const out = &s.out[first * D];
   int64_t d = 0;
   for (; d + 4 * kLanes <= D; d += 4 * kLanes)
-    add_values<kAtOnce, 4>(scores, s.padded, values + d, D, end - begin, shrink, out + d);
+    add_values<kNum, 4>(scores, s.padded, values + d, D, end - begin, shrink, out + d);
   for (; d + kLanes <= D; d += kLanes)
-    add_values<kAtOnce, 1>(scores, s.padded, values + d, D, end - begin, shrink, out + d);
+    add_values<kNum, 1>(scores, s.padded, values + d, D, end - begin, shrink, out + d);
   for (; d < D; ++d)
-    for (int row = 0; row < kAtOnce; ++row) {
+    for (int row = 0; row < kNum; ++row) {
       float acc = out[row * D + d] * shrink[row];
       for (int slot = 0; slot < end - begin; ++slot)
         acc += values[slot * D + d] * scores[row * s.padded + slot];
