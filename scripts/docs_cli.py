@@ -15,6 +15,7 @@ from types import NoneType
 from typing import Any, get_args
 
 from orca_dist.cli.bench import BENCHES
+from orca_dist.cli.cluster import ACTIONS as CLUSTER_ACTIONS
 from orca_dist.cli.knobs import Knob, knobs
 from orca_dist.cli.main import commands
 from orca_dist.cli.model import ACTIONS
@@ -121,7 +122,7 @@ JSON_DOCUMENTS = """
 """
 
 
-NESTED: dict[str, dict[str, Any]] = {"model": ACTIONS, "bench": BENCHES}
+NESTED: dict[str, dict[str, Any]] = {"model": ACTIONS, "bench": BENCHES, "cluster": CLUSTER_ACTIONS}
 
 
 def page() -> str:
