@@ -31,11 +31,13 @@ select_tests() {
     return 0
   elif ! type apt-get >/dev/null 2>&1; then
     say "no Slurm here, and no apt to install it with: the tests with a real Slurm are left out"
-  elif ! install_slurm; then
+  elif install_slurm; then
+    return 0
+  elif [ "${CI:-}" = true ]; then
     say "Slurm could not be installed (see above)"
     exit 1
   else
-    return 0
+    say "Slurm could not be installed (see above): the tests with a real one are left out"
   fi
   tests=(-m "not slurm")
 }

@@ -130,8 +130,7 @@ def run(task: NodeTask) -> int:
     finally:
         with handling(signal.SIG_IGN):
             kill_descendants()
-        if not task.is_head:  # that folder is the job's, which runs on the same node
-            shutil.rmtree(task.folder, ignore_errors=True)
+        shutil.rmtree(task.folder, ignore_errors=True)
 
 
 async def _live(task: NodeTask) -> int:

@@ -91,9 +91,10 @@ def answer(address: str, num_tokens: int = 4) -> str:
 
 
 def test_two_nodes_serve_and_drain_when_cancelled(slurm: Slurm, app: Path) -> None:
-    job = slurm.submit(app, "--cpus-per-task=1")
+    job = slurm.submit(app, "--cpus-per-task=1", "--gpus=2")
     address = job.ready()
     processes = job.processes()
+    assert _gpus_of(processes) == {"n1": "1", "n2": "1"}
     with Client(address) as client:
         stages = client.info(timeout_s=10).stages
         assert _nodes_of(stages) == ["n1", "n2"]
@@ -116,6 +117,17 @@ def test_two_nodes_serve_and_drain_when_cancelled(slurm: Slurm, app: Path) -> No
 def _nodes_of(stages: object) -> list[str]:
     pids = [stage.pid for stage in stages]  # type: ignore[attr-defined]
     return sorted(psutil.Process(pid).environ()["SLURMD_NODENAME"] for pid in pids)
+
+
+def _gpus_of(processes: list[psutil.Process]) -> dict[str, str]:
+    """How many each node's Ray knows of."""
+    raylets = [process for process in processes if process.name() == "raylet"]
+    return {raylet.environ()["SLURMD_NODENAME"]: _num_gpus(raylet.cmdline()) for raylet in raylets}
+
+
+def _num_gpus(words: list[str]) -> str:
+    match = re.search(r"static_resource_list=.*\bGPU,(\d+)", " ".join(words))
+    return match[1] if match else "none"
 
 
 def assert_is_private(address: str, folder: Path) -> None:
@@ -183,3 +195,4 @@ def test_a_killed_script_leaves_nothing(slurm: Slurm, app: Path) -> None:
     script.kill()
     assert gone(processes, 3 * LEAVE_S)
     slurm.end_of(job)
+    assert_nothing_is_left(job, processes)
