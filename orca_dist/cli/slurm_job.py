@@ -165,6 +165,7 @@ async def _run(job: SlurmJob, ray: OwnRay, command: ServeCommand, timeout_s: flo
         ray.folder,
     )
     async with contextlib.AsyncExitStack() as steps:
+        signalled = steps.enter_context(_first_signal())
         head = await _start(job, [job.head], node_command(ray, command, head=True), environment)
         steps.push_async_callback(head.leave)
         readers = [asyncio.create_task(head.read(roll))]
@@ -173,24 +174,25 @@ async def _run(job: SlurmJob, ray: OwnRay, command: ServeCommand, timeout_s: flo
             workers = await _start(job, job.workers, line, environment)
             steps.push_async_callback(workers.leave)
             readers.append(asyncio.create_task(workers.read(roll)))
-        return await _until_the_end(head, roll, timeout_s)
+        return await _until_the_end(head, roll, signalled, timeout_s)
 
 
-async def _until_the_end(head: Step, roll: Roll, timeout_s: float) -> int:
+async def _until_the_end(
+    head: Step, roll: Roll, signalled: asyncio.Future[int], timeout_s: float
+) -> int:
     ended = asyncio.create_task(head.process.wait())
     joined = asyncio.create_task(roll.done.wait())
-    with _first_signal() as signalled:
-        waits: set[asyncio.Future[Any]] = {ended, joined, signalled}
-        await asyncio.wait(waits, timeout=timeout_s, return_when=FIRST)
-        if signalled.done():
-            raise Interrupted(signalled.result())
-        if not ended.done():
-            roll.check(timeout_s)
-            head.say(SERVE)
-            await asyncio.wait({ended, signalled}, return_when=FIRST)
-        if not ended.done():
-            head.process.terminate()  # srun passes it on; after scancel the head has it already
-        return _exit_code(await ended)
+    waits: set[asyncio.Future[Any]] = {ended, joined, signalled}
+    await asyncio.wait(waits, timeout=timeout_s, return_when=FIRST)
+    if signalled.done():
+        raise Interrupted(signalled.result())
+    if not ended.done():
+        roll.check(timeout_s)
+        head.say(SERVE)
+        await asyncio.wait({ended, signalled}, return_when=FIRST)
+    if not ended.done():
+        head.process.terminate()  # srun passes it on; after scancel the head has it already
+    return _exit_code(await ended)
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ import psutil
 
 from orca_dist.cli.interrupts import handling
 from orca_dist.cli.main import ended
+from orca_dist.cli.settings import SECRETS
 from orca_dist.cli.slurm import RAY_FOLDER, address_in, make_folder, own_addresses
 from orca_dist.errors import StartupError
 
@@ -172,7 +173,7 @@ async def _head(
     await _first(word, stopped)
     if stopped.done() or not await word:
         return TERMINATED
-    server = await _shielded(_serve_command(task, config))
+    server = await _shielded(_serve_command(task, config), os.environ)
     ended = asyncio.create_task(server.wait())
     over = asyncio.create_task(words.read())
     await _first(ended, over, stopped)
@@ -220,7 +221,7 @@ async def _join(task: NodeTask) -> psutil.Process:
     if not task.is_head:
         await _answers(task.address, task.port)
     with tempfile.TemporaryFile() as output:
-        starter = await _shielded(task.ray_start(), output)
+        starter = await _shielded(task.ray_start(), ray_environment(os.environ), output)
         code = await starter.wait()
         if code or (daemon := _daemon()) is None:
             output.seek(0)
@@ -263,7 +264,7 @@ async def _death(process: psutil.Process) -> None:
 
 
 async def _shielded(
-    command: Sequence[str], output: IO[bytes] | None = None
+    command: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | None = None
 ) -> asyncio.subprocess.Process:
     """Starts `command` with SIGTERM blocked, in it and all that it starts."""
     with _blocked(signal.SIGTERM):
@@ -272,18 +273,16 @@ async def _shielded(
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=ray_environment(os.environ),
+            env=environment,
         )
 
 
 def ray_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Without the word that stands for no GPU, which would count as one."""
-    cleared = environment.get("CUDA_VISIBLE_DEVICES") == NO_GPUS
-    return {
-        name: value
-        for name, value in environment.items()
-        if not (cleared and name == "CUDA_VISIBLE_DEVICES")
-    }
+    """What stages inherit: no keys, and not the word that stands for no GPU and would count as one."""
+    left_out = set(SECRETS)
+    if environment.get("CUDA_VISIBLE_DEVICES") == NO_GPUS:
+        left_out.add("CUDA_VISIBLE_DEVICES")
+    return {name: value for name, value in environment.items() if name not in left_out}
 
 
 @contextlib.contextmanager

@@ -128,6 +128,11 @@ def test_the_word_for_no_gpu_does_not_reach_ray() -> None:
     assert ray_environment(theirs) == theirs
 
 
+def test_stages_inherit_no_key() -> None:
+    theirs = {"ORCA_API_KEYS": "alice:a-secret", "ORCA_API_KEY": "a-secret", "ORCA_STAGES": "4"}
+    assert ray_environment(theirs) == {"ORCA_STAGES": "4"}
+
+
 # ---- who has joined ----------------------------------------------------
 
 
