@@ -166,14 +166,13 @@ async def _run(job: SlurmJob, ray: OwnRay, command: ServeCommand, timeout_s: flo
     )
     async with contextlib.AsyncExitStack() as steps:
         signalled = steps.enter_context(_first_signal())
-        head = await _start(job, [job.head], node_command(ray, command, head=True), environment)
+        line = node_command(ray, command, head=True)
+        head = await _start([*step_command(job, [job.head]), *line], environment, roll)
         steps.push_async_callback(head.leave)
-        readers = [asyncio.create_task(head.read(roll))]
         if job.workers:
             line = node_command(ray, command, head=False)
-            workers = await _start(job, job.workers, line, environment)
+            workers = await _start([*step_command(job, job.workers), *line], environment, roll)
             steps.push_async_callback(workers.leave)
-            readers.append(asyncio.create_task(workers.read(roll)))
         return await _until_the_end(head, roll, signalled, timeout_s)
 
 
@@ -218,47 +217,46 @@ def _exit_code(returncode: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One srun of ours, and through it its nodes."""
+    """One srun of ours, and through it its nodes; `reading` ends with what they print."""
 
     process: asyncio.subprocess.Process
+    reading: asyncio.Task[None]
 
     def say(self, word: str) -> None:
         """A line to every node of the step."""
-        if self.process.stdin is not None:
-            self.process.stdin.write(f"{word}\n".encode())
-
-    async def read(self, roll: Roll) -> None:
-        """Until the step ends: what is for us to `roll`, the rest to our own stdout."""
-        assert self.process.stdout is not None
-        async for raw in self.process.stdout:
-            line = raw.decode(errors="replace")
-            if not roll.hear(line):
-                print(line, end="", flush=True)
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{word}\n".encode())
 
     async def leave(self) -> None:
         """Its nodes end their Ray; a step that does not end in time is Slurm's to kill."""
-        if self.process.stdin is not None:
-            self.process.stdin.close()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
         with handling(signal.SIG_IGN):  # half an end leaves processes behind
             try:
-                await asyncio.wait_for(self.process.wait(), LEAVE_TIMEOUT_S)
+                await asyncio.wait_for(self.reading, LEAVE_TIMEOUT_S)
             except TimeoutError:
                 log.warning("a step has not ended within %g s", LEAVE_TIMEOUT_S)
                 self.process.kill()
-                await self.process.wait()
+            await self.process.wait()
 
 
-async def _start(
-    job: SlurmJob, nodes: Sequence[str], command: Sequence[str], environment: Mapping[str, str]
-) -> Step:
-    line = [*step_command(job, nodes), *command]
+async def _start(command: Sequence[str], environment: Mapping[str, str], roll: Roll) -> Step:
     try:
         process = await asyncio.create_subprocess_exec(
-            *line,
+            *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=environment,
         )
     except FileNotFoundError:
         raise StartupError("srun: not found; Slurm's commands have to be in PATH") from None
-    return Step(process=process)
+    assert process.stdout is not None
+    return Step(process=process, reading=asyncio.create_task(_read(process.stdout, roll)))
+
+
+async def _read(lines: asyncio.StreamReader, roll: Roll) -> None:
+    """Until the step ends: what is for us to `roll`, the rest to our own stdout."""
+    async for raw in lines:
+        line = raw.decode(errors="replace")
+        if not roll.hear(line):
+            print(line, end="", flush=True)

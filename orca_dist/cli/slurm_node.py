@@ -278,7 +278,7 @@ async def _shielded(
 
 
 def ray_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What stages inherit: no keys, and not the word that stands for no GPU and would count as one."""
+    """What stages inherit: no keys, and not the word for no GPU, which would count as one."""
     left_out = set(SECRETS)
     if environment.get("CUDA_VISIBLE_DEVICES") == NO_GPUS:
         left_out.add("CUDA_VISIBLE_DEVICES")
