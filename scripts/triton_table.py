@@ -26,7 +26,7 @@ HEAD_DIMS = (32, 64, 80, 96, 128, 192, 256)
 BLOCK_SIZE = 16
 ITEMSIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
 FP8_TYPES = {"fp8e4nv": "float8_e4m3fn", "fp8e5": "float8_e5m2"}
-OPTIONS = ("num_warps", "num_stages")
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 
 MAX_SHARED_BYTES = 99 * 1024  # a block's on sm_89, the least of the three
 REGISTERS = 65536  # of a multiprocessor
@@ -94,14 +94,22 @@ def attention_variants(
     dtypes: Iterable[str] = tuple(ITEMSIZES),
     capabilities: Iterable[int] = CAPABILITIES,
 ) -> list[Variant]:
-    """Both kinds of launch: of decodes alone, and mixed."""
+    """Both kinds of launch: of decodes alone, and mixed where that has tiles of its own."""
     return [
         _attention(head_dim, dtype, dtype, has_wide, capability)
         for head_dim in head_dims
         for dtype in dtypes
         for capability in capabilities
-        for has_wide in (False, True)
+        for has_wide in _kinds(head_dim, dtype)
     ]
+
+
+def _kinds(head_dim: int, dtype: str) -> tuple[bool, ...]:
+    from orca_kernels.triton.attention import wide_rows
+    from orca_kernels.triton.tiles import NARROW
+
+    is_apart = wide_rows(head_dim=head_dim, itemsize=ITEMSIZES[dtype]) > NARROW
+    return (False, True) if is_apart else (False,)
 
 
 def fp8_variants(
@@ -138,7 +146,8 @@ def _attention(head_dim: int, dtype: str, kv_type: str, has_wide: bool, capabili
         has_wide=has_wide,
     )
     of_kv = "" if kv_type == dtype else f" over {kv_type}"
-    label = f"{head_dim}, {dtype}{of_kv}, {'mixed' if has_wide else 'decodes'}"
+    kind = "mixed" if has_wide else "decodes" if True in _kinds(head_dim, dtype) else "all"
+    label = f"{head_dim}, {dtype}{of_kv}, {kind}"
     return _variant("attend_tiles", label, types, constants, capability)
 
 
@@ -300,21 +309,34 @@ def broken_limits(variants: list[Variant], taken: list[Usage]) -> list[str]:
 
 def tables() -> str:
     """The part of docs/gpu.md between BEGIN and END; raises ValueError where a limit is broken."""
-    variants = [*attention_variants(), *fp8_variants(), *merge_variants(), *row_variants()]
+    variants = all_variants()
     taken = usages(variants)
     if faults := broken_limits(variants, taken):
         raise ValueError("\n".join(faults))
-    rows: dict[tuple[str, str], dict[int, str]] = {}
-    for variant, each in zip(variants, taken, strict=True):
-        cell = f"{each.registers} · {each.shared_bytes / 1024:.0f}"
-        row = rows.setdefault((variant.kernel, f"{variant.label} | {each.num_warps}"), {})
-        row[variant.capability] = cell
-    names = " | ".join(f"sm_{capability}" for capability in CAPABILITIES)
-    head = f"| kernel | for | warps | {names} |\n|---|---|---|{'---|' * len(CAPABILITIES)}\n"
-    return head + "".join(
-        f"| {kernel} | {label} | {' | '.join(cells.get(c, '') for c in CAPABILITIES)} |\n"
-        for (kernel, label), cells in rows.items()
+    rows: dict[str, dict[int, str]] = {}
+    for variant, usage in zip(variants, taken, strict=True):
+        row = rows.setdefault(row_name(variant), {})
+        row[variant.capability] = f"{usage.registers} · {usage.shared_bytes / 1024:.0f}"
+    return _head() + "".join(
+        f"{name} {' | '.join(cells.get(capability, '') for capability in CAPABILITIES)} |\n"
+        for name, cells in rows.items()
     )
+
+
+def all_variants() -> list[Variant]:
+    """What a stage may ever launch, at these sizes."""
+    return [*attention_variants(), *fp8_variants(), *merge_variants(), *row_variants()]
+
+
+def row_name(variant: Variant) -> str:
+    """How the row of the page begins."""
+    num_warps = dict(variant.constants)["num_warps"]
+    return f"| `{variant.kernel}` | {variant.label} | {num_warps} |"
+
+
+def _head() -> str:
+    names = " | ".join(f"sm_{capability}" for capability in CAPABILITIES)
+    return f"| kernel | for | warps | {names} |\n|---|---|---|{'---|' * len(CAPABILITIES)}\n"
 
 
 def page(written: str) -> str:

@@ -215,17 +215,18 @@ def tile_constants(
         "PADDED_DIM": padded_dim,
         "BLOCK_SIZE": block_size,
         "NARROW_ROWS": NARROW,
-        "WIDE_ROWS": wide_rows(itemsize),
+        "WIDE_ROWS": wide_rows(head_dim=head_dim, itemsize=itemsize),
         "KEYS": (32 if has_tensor_cores else 16) * (2 if padded_dim <= 64 else 1),
         "HAS_WIDE": has_wide,
         "num_warps": 4 if has_tensor_cores and padded_dim <= 128 else 8,
-        "num_stages": 2,
+        "enable_fp_fusion": True,
+        "num_stages": 2 if has_tensor_cores or padded_dim <= 128 else 3,
     }
 
 
-def wide_rows(itemsize: int) -> int:
+def wide_rows(*, head_dim: int, itemsize: int) -> int:
     """Flat rows of a wide tile; fewer in float32, whose products have no tensor cores."""
-    return 64 if itemsize < 4 else 32
+    return 64 if itemsize < 4 else 32 if head_dim <= 128 else NARROW
 
 
 def merge_constants(*, head_dim: int) -> dict[str, int]:
@@ -236,6 +237,7 @@ def merge_constants(*, head_dim: int) -> dict[str, int]:
         "PADDED_DIM": padded_dim,
         "CHUNKS": MAX_CHUNKS,
         "num_warps": 4,
+        "enable_fp_fusion": True,
     }
 
 
@@ -275,7 +277,8 @@ class TritonAttention:
         out_TND = torch.empty_like(q_TND)
         _, block_size, num_kv_heads, head_dim = k_BSMD.shape
         group, itemsize = q_TND.shape[1] // num_kv_heads, q_TND.element_size()
-        tiles = self._tiles(context, group, wide_rows(itemsize), q_TND.device)
+        wide = wide_rows(head_dim=head_dim, itemsize=itemsize)
+        tiles = self._tiles(context, group, wide, q_TND.device)
         constants = tile_constants(
             head_dim=head_dim, block_size=block_size, itemsize=itemsize, has_wide=tiles.has_wide
         )
@@ -300,11 +303,11 @@ class TritonAttention:
         return out_TND
 
     def _tiles(
-        self, context: AttentionContext, group: int, wide_rows: int, device: torch.device
+        self, context: AttentionContext, group: int, wide: int, device: torch.device
     ) -> Tiles:
         if self._context is not context:
             num_blocks = [len(blocks) for blocks in context.blocks]
             lengths = (context.starts, context.lengths, num_blocks)
-            self._tables = tiles_of(*lengths, group, wide_rows).on(device)
+            self._tables = tiles_of(*lengths, group, wide).on(device)
             self._context = context
         return self._tables

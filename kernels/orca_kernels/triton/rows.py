@@ -163,6 +163,7 @@ def norm_constants(*, size: int, parts: int, rounds_late: bool) -> dict[str, int
         "COLUMNS": columns,
         "ROUNDS_LATE": rounds_late,
         "num_warps": min(16, max(4, columns // 1024)),
+        "enable_fp_fusion": True,
     }
 
 
@@ -187,7 +188,7 @@ def silu_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
 
 def gate_constants(*, size: int) -> dict[str, int]:
     """What gate_rows is compiled for."""
-    return {"SIZE": size, "COLUMNS": GATE_COLUMNS, "num_warps": 4}
+    return {"SIZE": size, "COLUMNS": GATE_COLUMNS, "num_warps": 4, "enable_fp_fusion": True}
 
 
 def rotate_and_write(
@@ -240,6 +241,7 @@ def rotation_constants(
         "PAIRS": triton.next_power_of_2(head_dim // 2),
         "IS_ROTATED": is_rotated,
         "num_warps": 4 if num_heads * head_dim <= 2 * PROGRAM_ELEMENTS else 8,
+        "enable_fp_fusion": True,
     }
 
 

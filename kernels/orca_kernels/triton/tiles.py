@@ -66,7 +66,8 @@ def tiles_of(
 ) -> Tiles:
     """For requests that compute [start, start + length), whose tables have `num_blocks` entries.
 
-    `group` query heads share a KV head; a wide tile has `wide` flat rows.
+    `group` query heads share a KV head; a wide tile has `wide` flat rows,
+    of which as many as NARROW make it a narrow one.
     """
     start, length, blocks = (np.array(each, np.int64) for each in (starts, lengths, num_blocks))
     flat_rows, context_len = length * group, start + length
@@ -90,7 +91,7 @@ def tiles_of(
     return Tiles(
         tiles=_int32(tiles[np.argsort(first_key - end_key, kind="stable")]),
         merges=_int32(np.stack(merged, axis=1)[begins]),
-        has_wide=bool((flat_rows > NARROW).any()),
+        has_wide=bool((size > NARROW).any()),
         max_merged_rows=int(partial_rows.max(initial=0)),
         num_partial_rows=int(partial_rows.sum()),
     )
