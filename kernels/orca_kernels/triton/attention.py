@@ -123,8 +123,8 @@ def attend_tile(
         at_K = cached_at(blocks_ptr, key_K, is_key_K, BLOCK_SIZE) * HEAD_DIM
         is_cached_KD = is_key_K[:, None] & (dim_D < HEAD_DIM)[None, :]
         at_KD = at_K[:, None] + dim_D[None, :]
-        k_KD = tl.load(k_ptr + at_KD, mask=is_cached_KD, other=0.0).to(q_RD.dtype)
-        v_KD = tl.load(v_ptr + at_KD, mask=is_cached_KD, other=0.0).to(q_RD.dtype)
+        k_KD = widened(tl.load(k_ptr + at_KD, mask=is_cached_KD, other=0.0), q_RD.dtype)
+        v_KD = widened(tl.load(v_ptr + at_KD, mask=is_cached_KD, other=0.0), q_RD.dtype)
         behind_RK = position_R[:, None] - key_K[None, :]
         is_seen_RK = is_key_K[None, :] & (behind_RK >= 0) & (behind_RK < window)
         score_RK = tl.dot(q_RD, tl.trans(k_KD), input_precision="ieee") * scale
@@ -148,6 +148,14 @@ def attend_tile(
         tl.store(total_ptr + left_R, total_R, mask=is_row_R)
         left_RD = left_R[:, None] * HEAD_DIM + dim_D[None, :]
         tl.store(sum_ptr + left_RD, sum_RD, mask=is_held_RD)
+
+
+@triton.jit
+def widened(x_KD, dtype: tl.constexpr):
+    """By way of float32 from eight bits: before sm_90 there is no way straight to bfloat16."""
+    if tl.constexpr(x_KD.dtype.primitive_bitwidth) == 8:
+        x_KD = x_KD.to(tl.float32)
+    return x_KD.to(dtype)
 
 
 @triton.jit
