@@ -173,6 +173,7 @@ class RayPlacement:
             with _sigterm_kept():
                 if self._config.address:
                     _check_reachable(self._config.address)
+                    _show_token()
                     ray.init(address=self._config.address, **quiet)
                 else:
                     self._start_private(quiet)
@@ -280,6 +281,18 @@ def _check_reachable(address: str) -> None:
         raise StartupError(
             f"no Ray answers at ray_address = {address}: {error}; `ray start --head` prints its own"
         ) from None
+
+
+def _show_token() -> None:
+    """As `ray start` does, and ray.init does not: where there is a token, it is shown.
+
+    A Ray that asks for none does not mind; RAY_AUTH_MODE=disabled keeps it.
+    """
+    with contextlib.suppress(ImportError):  # a Ray that knows no tokens yet
+        tokens = importlib.import_module("ray._private.authentication.authentication_token_setup")
+        loader = tokens.AuthenticationTokenLoader.instance()
+        if "RAY_AUTH_MODE" not in os.environ and loader.has_token(ignore_auth_mode=True):
+            tokens._enable_token_auth()
 
 
 def _tell_last_lines(stage: int, place: Any) -> None:
