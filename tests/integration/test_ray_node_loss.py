@@ -1,5 +1,5 @@
 """A node of a Ray cluster is lost, and the stage on it: its bundle goes to another node, and every
-answer is what it would have been. Where there is no other node, the end says what was missing.
+answer is what it would have been. (Without another node: test_ray_hosts.py.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HEAD, OTHERS = "127.0.0.2", ("127.0.0.3", "127.0.0.4", "127.0.0.5")  # one of th
 STAGES = 3
 NUM_TOKENS = 60
 PROMPTS = [[5, 9, 17], [300], list(range(40, 90)), [7, 7]]
-RECOVERY_S = 20.0
+RECOVERY_S = 60.0
 GONE_WITHIN_S = 15.0
 
 
@@ -46,7 +46,7 @@ def cluster() -> Iterator[RayNodes]:
         yield nodes
 
 
-def test_stages_of_lost_nodes_go_on_elsewhere_until_no_node_is_left(
+def test_the_stage_of_a_lost_node_goes_on_elsewhere(
     cluster: RayNodes, folder: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     join_as_driver(cluster, monkeypatch)
@@ -70,19 +70,6 @@ def test_stages_of_lost_nodes_go_on_elsewhere_until_no_node_is_left(
         assert {after[victim.index].node} == {HEAD, *OTHERS} - used
         assert psutil.wait_procs(processes_of([victim]), GONE_WITHIN_S)[1] == []
 
-        second = away_from_the_driver(after)
-        front.submit([5], 200)
-        node_of(cluster, second).raylet().kill()
-        while front.lost is None:
-            front.pump()
-        told = str(front.lost)
-        assert f"within recovery_timeout_s = {RECOVERY_S:g} s" in told
-        assert f"Ray has no node for stages [{second.index}], which take 1 CPU each: " in told
-        assert f"{HEAD} has 0 of 1 CPU free; " in told
-        assert second.node not in told
-        stages = processes_of(after)
-    assert psutil.wait_procs(stages, GONE_WITHIN_S)[1] == []
-
 
 def away_from_the_driver(stages: tuple[StageStatus, ...]) -> StageStatus:
     return next(stage for stage in stages if stage.node != HEAD)
@@ -92,7 +79,7 @@ def node_of(cluster: RayNodes, stage: StageStatus) -> RayNode:
     return next(node for node in cluster.nodes if node.ip == stage.node)
 
 
-def processes_of(stages: list[StageStatus] | tuple[StageStatus, ...]) -> list[psutil.Process]:
+def processes_of(stages: list[StageStatus]) -> list[psutil.Process]:
     return [psutil.Process(stage.pid) for stage in stages if psutil.pid_exists(stage.pid)]
 
 
