@@ -14,7 +14,7 @@ import threading
 
 import torch
 import torch.distributed as dist
-from orca_kernels import kernels_for
+from orca_kernels import Kernels, kernels_for
 
 from orca_dist.models.decoder import Decoder, Weights
 from orca_dist.proto.v1.control_pb2 import (
@@ -58,6 +58,7 @@ class StageWorker:
     _setup: Setup
     _device: Device
     _dtype: torch.dtype
+    _kernels: Kernels
     _decoder: Decoder
     _table: RequestTable
     _cache: KVStore | None
@@ -115,6 +116,7 @@ class StageWorker:
         device = self._device.torch_device
         kernels = kernels_for(device, self._dtype, self._setup.num_threads)
         torch.set_num_threads(1 if kernels.has_own_threads else self._setup.num_threads)
+        self._kernels = kernels
         self._decoder = Decoder(
             spec=self._spec,
             layers=self._layers,
@@ -145,6 +147,7 @@ class StageWorker:
                 layers=self._layers,
                 num_blocks=num_blocks,
                 block_size=setup.block_size,
+                kernels=self._kernels,
                 dtype=self._dtype,
                 device=self._device.torch_device,
             )
