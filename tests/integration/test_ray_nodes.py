@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import ray
 from ray._private import state as ray_state
 
+from orca_dist.bootstrap import StageBootstrap
 from orca_dist.config import LogConfig
 from orca_dist.engine.engine import Engine
 from orca_dist.engine.ray_pipeline import RayConfig, RayPlacement
@@ -73,6 +75,22 @@ def test_each_stage_has_a_gpu_of_its_own_and_neighbours_share_a_node(
     second = [(SECOND, "cpu (GPU 0)")]
     places = [(stage.node, stage.device) for stage in stages]
     assert places in (first + second, second + first)
+
+
+class Greedy(RayPlacement):
+    """Stages that look for one GPU more than Ray was asked for."""
+
+    def _equipped(self, bootstrap: StageBootstrap) -> StageBootstrap:
+        return replace(super()._equipped(bootstrap), num_gpus=2)
+
+
+def test_a_stage_with_too_few_gpus_does_not_start(cluster: RayNodes, folder: Path) -> None:
+    config = RayConfig(
+        address=cluster.address, num_cpus=1, num_gpus=1, num_stages=1, place_timeout_s=60
+    )
+    told = rf"on node {FIRST} Ray gave stage 0 the GPUs \[[35]\], and it is to have 2 of its own"
+    with pytest.raises(StartupError, match=rf"did not start: {told}$"):
+        started(folder, Greedy(config), 1)
 
 
 def test_no_room_is_told_by_node_and_leaves_nothing_behind(cluster: RayNodes, folder: Path) -> None:
