@@ -185,6 +185,7 @@ def triton_kernels(capability: tuple[int, int]) -> Kernels:
         linear=TorchLinear,
         rms_norm=rows.rms_norm,
         silu_mul=rows.silu_mul,
+        empty_kv=reference.empty_kv,
         rotate_and_write=rows.rotate_and_write,
         paged_attention=TritonAttention(),
     )
