@@ -341,6 +341,15 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """A cluster that is started for one server; `serve` itself finds it started."""
+
+    network: str = ""
+    """Network that the nodes' addresses are to be of, such as 10.1.0.0/16; by default the address
+    that a node's name has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
     """What goes to stderr."""
 
