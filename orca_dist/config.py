@@ -101,7 +101,7 @@ class ScheduleConfig:
     or numbers, e.g. 8 7 7 8."""
     max_batch_size: int = 32
     """Most requests in one batch; inflight times as many can run."""
-    max_batch_tokens: int = 2048
+    max_batch_tokens: int = 512
     """Most tokens in one iteration; prompts are cut to fit, unless chunked_prefill is off."""
     inflight: int | None = None
     """Most batches in the pipeline at once (the paper's n_workers); by default one a stage."""

@@ -12,7 +12,7 @@ import torch
 
 from orca_kernels import reference
 from orca_kernels.context import AttentionContext, Rotation
-from orca_kernels.cpu.attention import CpuAttention
+from orca_kernels.cpu.attention import CpuAttention, empty_kv
 from orca_kernels.cpu.build import BuildError, load_library
 from orca_kernels.cpu.linear import CpuLinear
 from orca_kernels.cpu.rows import CpuRows
@@ -50,6 +50,20 @@ class SiluMul(Protocol):
     """See reference.silu_mul."""
 
     def __call__(self, gate_up_TF: torch.Tensor) -> torch.Tensor: ...
+
+
+class EmptyKV(Protocol):
+    """See reference.empty_kv. What the other two of attention's operations are given."""
+
+    def __call__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
 class RotateAndWrite(Protocol):
@@ -94,6 +108,7 @@ class Kernels:
     linear: MakeLinear
     rms_norm: RmsNorm
     silu_mul: SiluMul
+    empty_kv: EmptyKV
     rotate_and_write: RotateAndWrite
     paged_attention: PagedAttention
 
@@ -114,6 +129,7 @@ TORCH = Kernels(
     linear=TorchLinear,
     rms_norm=reference.rms_norm,
     silu_mul=reference.silu_mul,
+    empty_kv=reference.empty_kv,
     rotate_and_write=reference.rotate_and_write,
     paged_attention=reference.paged_attention,
 )
@@ -133,6 +149,7 @@ def cpu_kernels(dtype: torch.dtype, num_threads: int) -> Kernels:
         linear=TorchLinear if multiplies_bf16 else partial(CpuLinear, library, num_threads),
         rms_norm=rows.rms_norm,
         silu_mul=rows.silu_mul,
+        empty_kv=empty_kv,
         rotate_and_write=rows.rotate_and_write,
         paged_attention=CpuAttention(library, num_threads),
     )

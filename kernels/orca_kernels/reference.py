@@ -41,6 +41,20 @@ def _silu(x_TF: torch.Tensor) -> torch.Tensor:
     return torch.cat([silu(rows) for rows in x_TF.split(num_rows)])
 
 
+def empty_kv(
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for one layer's keys and values, each [B, S, M, D], as these kernels lay it out."""
+    shape = (num_blocks, block_size, num_kv_heads, head_dim)
+    k_BSMD, v_BSMD = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
+    return k_BSMD, v_BSMD
+
+
 def rotate_and_write(
     q_TND: torch.Tensor,
     k_TMD: torch.Tensor,
@@ -72,8 +86,10 @@ def write_kv(
     context: AttentionContext,
 ) -> None:
     """Store each row's keys and values in its slot."""
-    k_BSMD.flatten(0, 1).index_copy_(0, context.slots_T, k_TMD)
-    v_BSMD.flatten(0, 1).index_copy_(0, context.slots_T, v_TMD)
+    block_size = k_BSMD.shape[1]
+    blocks_T, offsets_T = context.slots_T // block_size, context.slots_T % block_size
+    k_BSMD[blocks_T, offsets_T] = k_TMD
+    v_BSMD[blocks_T, offsets_T] = v_TMD
 
 
 def paged_attention(

@@ -73,12 +73,15 @@ def attention(setting: Setting) -> Contest:
     """One layer's paged attention, requests' blocks scattered over the cache."""
     spec, spans = setting.spec, setting.shape.spans
     context = _context(spans)
-    cache = (len(context.flat_blocks), BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
-    k_BSMD, v_BSMD = (torch.randn(cache).to(setting.dtype) for _ in range(2))
     heads = (setting.shape.num_rows, spec.num_heads, spec.head_dim)
     q_TND = torch.randn(heads).to(setting.dtype)
-    arguments = (q_TND, k_BSMD, v_BSMD, context, spec.attention_scale)
-    return _contest(setting, lambda kernels: lambda: kernels.paged_attention(*arguments))
+
+    def call_of(kernels: Kernels) -> Call:
+        cache = _noisy_cache(setting, kernels, len(context.flat_blocks))
+        arguments = (q_TND, *cache, context, spec.attention_scale)
+        return lambda: kernels.paged_attention(*arguments)
+
+    return _contest(setting, call_of)
 
 
 def matmuls(setting: Setting) -> Contest:
@@ -117,9 +120,13 @@ def rotate_and_write(setting: Setting) -> Contest:
     context = AttentionContext(
         starts=[], lengths=[], blocks=[], slots_T=torch.randperm(num_rows + BLOCK_SIZE)[:num_rows]
     )
-    caches = [torch.zeros(num_rows + BLOCK_SIZE, 1, M, D, dtype=setting.dtype) for _ in range(2)]
-    arguments = (q_TND, k_TMD, v_TMD, (cos, sin), *caches, context)
-    return _contest(setting, lambda kernels: lambda: kernels.rotate_and_write(*arguments))
+
+    def call_of(kernels: Kernels) -> Call:
+        cache = _noisy_cache(setting, kernels, num_rows // BLOCK_SIZE + 2)
+        arguments = (q_TND, k_TMD, v_TMD, (cos, sin), *cache, context)
+        return lambda: kernels.rotate_and_write(*arguments)
+
+    return _contest(setting, call_of)
 
 
 KERNELS: Mapping[str, Callable[[Setting], Contest]] = {
@@ -134,6 +141,16 @@ KERNELS: Mapping[str, Callable[[Setting], Contest]] = {
 def _contest(setting: Setting, call_of: Callable[[Kernels], Call]) -> Contest:
     ours = cpu_kernels(setting.dtype, setting.num_threads)
     return Contest(kernel=call_of(ours), reference=call_of(TORCH))
+
+
+def _noisy_cache(
+    setting: Setting, kernels: Kernels, num_blocks: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One layer's keys and values, as these kernels keep them."""
+    spec, cpu = setting.spec, torch.device("cpu")
+    sizes = (num_blocks, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
+    k_BSMD, v_BSMD = kernels.empty_kv(*sizes, setting.dtype, cpu)
+    return k_BSMD.normal_(), v_BSMD.normal_()
 
 
 def _layers(setting: Setting, make: MakeLinear) -> Call:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from orca_kernels import Kernels
 
 from orca_dist.spec import ModelSpec
 
@@ -23,18 +24,13 @@ class KVStore:
         layers: Iterable[int],
         num_blocks: int,
         block_size: int,
+        kernels: Kernels,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.num_blocks = num_blocks
         shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
-        self._layers = {
-            index: (
-                torch.empty(shape, dtype=dtype, device=device),
-                torch.empty(shape, dtype=dtype, device=device),
-            )
-            for index in layers
-        }
+        self._layers = {index: kernels.empty_kv(*shape, dtype, device) for index in layers}
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a layer (global index), each [B, S, M, D]."""

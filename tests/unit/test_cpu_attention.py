@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from orca_kernels import AttentionContext, kernels_for, reference
 from orca_kernels.cpu import build
-from orca_kernels.cpu.attention import CpuAttention
+from orca_kernels.cpu.attention import CpuAttention, empty_kv
 
 Spans = list[tuple[int, int]]  # (start, length) of each request
 CPU = torch.device("cpu")
@@ -36,8 +36,9 @@ class Case:
         order = torch.randperm(sum(num_blocks) + 3, generator=generator)[3:]
         self.blocks = list(order.split(num_blocks))
         cache = (sum(num_blocks) + 3, block_size, heads[1], head_dim)
-        self.k = torch.randn(cache, generator=generator).to(dtype)
-        self.v = torch.randn(cache, generator=generator).to(dtype)
+        self.k, self.v = empty_kv(*cache, dtype, CPU)
+        for room in (self.k, self.v):
+            room.copy_(torch.randn(cache, generator=generator))
         rows = sum(length for _, length in spans)
         self.q = torch.randn(rows, heads[0], head_dim, generator=generator).to(dtype)
         self.spans = spans

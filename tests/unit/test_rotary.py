@@ -7,13 +7,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from orca_kernels import AttentionContext
+from orca_kernels import AttentionContext, reference
+from orca_kernels.cpu.attention import empty_kv
 from orca_kernels.cpu.build import load_library
 from orca_kernels.cpu.rows import CpuRows
 from orca_kernels.reference import rotate, rotate_and_write
 
 from orca_dist.models.layers import Rotary, scaled
 from tests.unit.test_kernels import DTYPES, close, noise
+
+BLOCK_SIZE = 12
 
 
 def make_rotary(
@@ -87,8 +90,11 @@ def test_the_kernel_rotates_and_writes_as_the_reference(
     q_TND, k_TMD, v_TMD = (part.unflatten(-1, (-1, D)) for part in parts)
     rotation = make_tables(D, table_dtype)(torch.arange(num_rows) % 64) if is_rotated else None
     slots_T = torch.randperm(num_rows + 20)[:num_rows]
+    cache = (num_rows // BLOCK_SIZE + 2, BLOCK_SIZE, M, D, dtype, torch.device("cpu"))
+    caches = [*reference.empty_kv(*cache), *empty_kv(*cache)]
+    for room in caches:
+        room.fill_(9.0)
     context = AttentionContext(starts=[], lengths=[], blocks=[], slots_T=slots_T)
-    caches = [torch.full((num_rows + 20, 1, M, D), 9.0, dtype=dtype) for _ in range(4)]
     expected = rotate_and_write(q_TND, k_TMD, v_TMD, rotation, *caches[:2], context)
     rows = CpuRows(load_library(), num_threads)
     rows._num_threads = num_threads

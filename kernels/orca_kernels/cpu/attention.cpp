@@ -7,10 +7,15 @@
 // The order of every sum depends on the position, the block size and the window only,
 // never on the batch, the tile, or the thread: a row has the same bits wherever it runs.
 //
+// In the cache a block's keys of one KV head lie as [D, S] and its values as [S, D]: both are
+// read as they lie, but for blocks of no whole number of vectors, and bfloat16 that many rows
+// share. Those are widened to fp32 first.
+//
 // Shapes: T rows, N query heads, M KV heads, D head size, B blocks of S slots.
 
+#include <algorithm>
 #include <cstdint>
-#include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "crew.h"
@@ -20,10 +25,16 @@ namespace {
 
 using namespace orca;
 
-constexpr int kTile = 8;   // rows that share a load of a key
-constexpr int kRows = 32;  // rows that share a span of keys, once it is fetched
-constexpr int kSpan = 64;  // slots of a span, in whole blocks, of which it has at least one
-constexpr int kAtOnce = 4;  // rows that share a load of a value
+#if defined(__AVX512F__)
+constexpr int kAtOnce = 6;   // rows that share what is loaded: their sums,
+constexpr int kVectors = 4;  // of so many vectors each, are held in registers
+#else
+constexpr int kAtOnce = 2;
+constexpr int kVectors = 2;
+#endif
+constexpr int kRows = 5 * kAtOnce;  // of a tile
+constexpr int kManyRows = 2 * kAtOnce;  // are worth widening keys and values for
+constexpr int64_t kSpan = 64;  // slots of a span, in whole blocks, of which it has at least one
 constexpr float kMinusInf = -3.0e38f;
 
 constexpr IntVec kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -31,6 +42,12 @@ constexpr IntVec kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 1
 struct Shape {
   int64_t num_heads, num_kv_heads, head_dim, block_size, window;
   float scale;
+
+  int64_t group() const { return num_heads / num_kv_heads; }
+  int64_t blocks_of_span() const { return std::max<int64_t>(1, kSpan / block_size); }
+  int64_t span() const { return blocks_of_span() * block_size; }  // in slots
+  int64_t parts_of_block() const { return (block_size + kLanes - 1) / kLanes; }
+  int64_t parts_of_span() const { return blocks_of_span() * parts_of_block(); }
 };
 
 struct Request {
@@ -48,237 +65,332 @@ inline double keys_seen(const Shape& shape, const Request& request) {
   return static_cast<double>(shape.window > 0 && shape.window < all ? shape.window : all);
 }
 
-// Scratch of one thread: a span's keys transposed, and the tile's state.
-struct Scratch {
-  int64_t num_blocks, size;  // of a span, in blocks and slots
-  int padded;                // slots that have room: whole vectors, from any block on
-  std::vector<float> keys_DS, values_SD, queries, scores, out, row_max, row_sum, shrink;
+// Up to kLanes slots of a block, for one KV head: `slot` is the first one's number in the span.
+template <class Element>
+struct Part {
+  const Element *keys, *values;  // [D, key_stride] and [count, D]
+  int slot, count;
+};
 
-  explicit Scratch(const Shape& shape)
-      : num_blocks(shape.block_size < kSpan ? kSpan / shape.block_size : 1),
-        size(num_blocks * shape.block_size),
-        padded(static_cast<int>((size + 2 * kLanes - 1) / kLanes * kLanes)),
-        keys_DS(shape.head_dim * padded),
-        values_SD(padded * shape.head_dim),
+// Parts in the order of their slots; `num` of them hold slots that somebody sees.
+template <class Element>
+struct Span {
+  std::vector<Part<Element>> parts;
+  int64_t num = 0, key_stride;
+
+  Span(const Shape& shape, int64_t stride) : parts(shape.parts_of_span()), key_stride(stride) {}
+
+  // Adds the parts of a block whose first slot is `first`, up to slot `end`.
+  void add_block(const Shape& shape, int64_t first, int64_t end, const Element* keys, const Element* values) {
+    for (int64_t slot = 0; slot < std::min(shape.block_size, end - first); slot += kLanes)
+      parts[num++] = {keys + slot, values + slot * shape.head_dim, static_cast<int>(first + slot),
+                      static_cast<int>(std::min<int64_t>(kLanes, shape.block_size - slot))};
+  }
+};
+
+// A tile's rows while it goes over the keys. `from`, `to`: the slots of the span that each sees.
+struct Tile {
+  int64_t num_rows = 0, num_lanes;
+  std::vector<float> queries, scores, out, row_max, row_sum;
+  std::vector<int> from, to;
+
+  explicit Tile(const Shape& shape)
+      : num_lanes(shape.parts_of_span() * kLanes),
         queries(kRows * shape.head_dim),
-        scores(kRows * padded),
+        scores(kRows * num_lanes),
         out(kRows * shape.head_dim),
         row_max(kRows),
         row_sum(kRows),
-        shrink(kRows) {}
+        from(kRows),
+        to(kRows) {}
 };
 
-inline Vec shuffle(Vec a, Vec b, IntVec from) {  // lane i of the result is lane from[i] of a, b
-#if defined(__GNUC__) && !defined(__clang__)
-  return __builtin_shuffle(a, b, from);
-#else
-  Vec v;
-  for (int lane = 0; lane < kLanes; ++lane)
-    v[lane] = from[lane] < kLanes ? a[from[lane]] : b[from[lane] - kLanes];
-  return v;
-#endif
+// use(an integral constant that equals number), for 1 <= number <= kMost.
+template <int kMost, class Use>
+inline void with_constant(int64_t number, Use use) {
+  if constexpr (kMost > 1)
+    if (number < kMost) return with_constant<kMost - 1>(number, use);
+  use(std::integral_constant<int, kMost>());
 }
 
-inline __attribute__((always_inline)) void exchange(Vec* rows, int width, IntVec low, IntVec high) {
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) {
-    if (i & width) continue;
-    const Vec a = rows[i], b = rows[i + width];
-    rows[i] = shuffle(a, b, low);
-    rows[i + width] = shuffle(a, b, high);
+// use(first row, how many), in groups as equal as they can be.
+template <class Use>
+inline void for_groups(int64_t rows, Use use) {
+  const int64_t groups = (rows + kAtOnce - 1) / kAtOnce;
+  for (int64_t group = 0, first = 0; group < groups; ++group) {
+    const int64_t end = rows * (group + 1) / groups;
+    use(first, end - first);
+    first = end;
   }
 }
 
-// Sixteen rows of sixteen floats become columns, in four rounds of pairwise exchange.
-inline __attribute__((always_inline)) void transpose(Vec* rows) {
-  exchange(rows, 8, IntVec{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
-           IntVec{8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31});
-  exchange(rows, 4, IntVec{0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27},
-           IntVec{4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31});
-  exchange(rows, 2, IntVec{0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29},
-           IntVec{2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31});
-  exchange(rows, 1, IntVec{0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30},
-           IntVec{1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31});
-}
-
-// The first `count` slots of a block, to the span's slots from `at` on: keys transposed to [D, S],
-// values as they are.
-template <class T>
-void fetch_block(const Shape& shape, Scratch& s, const T* keys, const T* values, int count,
-                 int64_t at) {
-  const int64_t stride = shape.num_kv_heads * shape.head_dim, D = shape.head_dim;
-  float* const keys_DS = &s.keys_DS[at];
-  float* const values_SD = &s.values_SD[at * D];
-  int64_t d = 0;
-  for (; d + kLanes <= D; d += kLanes) {
-    for (int first = 0; first < count; first += kLanes) {
-      Vec rows[kLanes];
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i)
-        rows[i] = load(keys + (first + i < count ? first + i : 0) * stride + d);
-      transpose(rows);
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) store(keys_DS + (d + i) * s.padded + first, rows[i]);
+// scores = (q . k) * scale of kNum rows and kParts parts, summed over d in order. Their values
+// are fetched meanwhile.
+template <int kNum, int kParts, class Element>
+void score(const Shape& shape, const Span<Element>& span, int64_t first_part, const float* queries,
+           float* scores, int64_t num_lanes) {
+  const Part<Element>* const parts = &span.parts[first_part];
+  Vec sums[kNum][kParts] = {};
+  for (int64_t d = 0; d < shape.head_dim; ++d) {
+    Vec keys[kParts];
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) {
+      __builtin_prefetch(parts[part].values + d * kLanes, 0, 2);
+      keys[part] = load(parts[part].keys + d * span.key_stride);
     }
-    for (int slot = 0; slot < count; ++slot)
-      store(values_SD + slot * D + d, load(values + slot * stride + d));
+#pragma GCC unroll 6
+    for (int row = 0; row < kNum; ++row)
+#pragma GCC unroll 4
+      for (int part = 0; part < kParts; ++part)
+        sums[row][part] += keys[part] * queries[row * shape.head_dim + d];
   }
-  for (; d < D; ++d)
-    for (int slot = 0; slot < count; ++slot) {
-      keys_DS[d * s.padded + slot] = widened(keys[slot * stride + d]);
-      values_SD[slot * D + d] = widened(values[slot * stride + d]);
-    }
-}
-
-// The first `count` slots of the span whose blocks begin at `blocks`, for one KV head.
-template <class T>
-void fetch_span(const Shape& shape, Scratch& s, const int64_t* blocks, const T* k, const T* v,
-                int64_t kv_head, int count) {
-  const int64_t S = shape.block_size, D = shape.head_dim;
-  for (int64_t at = 0; at < count; at += S) {
-    const int64_t base = (blocks[at / S] * S * shape.num_kv_heads + kv_head) * D;
-    fetch_block<T>(shape, s, k + base, v + base, static_cast<int>(count - at < S ? count - at : S), at);
-  }
-}
-
-// scores[row][slot] = (q_row . k_slot) * scale of up to kTile rows, summed over d in order.
-void score_rows(const Shape& shape, Scratch& s, int first, int rows, int count) {
-  const float* const queries = &s.queries[first * shape.head_dim];
-  float* const scores = &s.scores[first * s.padded];
-  for (int lane = 0; lane < count; lane += kLanes) {
-    Vec sums[kTile];
-#pragma GCC unroll 8
-    for (int row = 0; row < kTile; ++row) sums[row] = Vec{};
-    for (int d = 0; d < shape.head_dim; ++d) {
-      const Vec key = load(&s.keys_DS[d * s.padded + lane]);
-#pragma GCC unroll 8
-      for (int row = 0; row < kTile; ++row)
-        sums[row] += key * queries[row * shape.head_dim + d];
-    }
-#pragma GCC unroll 8
-    for (int row = 0; row < rows; ++row) store(scores + row * s.padded + lane, sums[row] * shape.scale);
-  }
-}
-
-// out = out * shrink + scores . values, slot after slot, for kNum rows with kChunks vectors of D each.
-template <int kNum, int kChunks>
-inline void add_values(const float* scores, int64_t padded, const float* values, int64_t head_dim,
-                       int count, const float* shrink, float* out) {
-  Vec acc[kNum][kChunks];
   for (int row = 0; row < kNum; ++row)
-    for (int c = 0; c < kChunks; ++c)
-      acc[row][c] = load(out + row * head_dim + c * kLanes) * shrink[row];
-  for (int slot = 0; slot < count; ++slot)
-    for (int c = 0; c < kChunks; ++c) {
-      const Vec value = load(values + slot * head_dim + c * kLanes);
-      for (int row = 0; row < kNum; ++row) acc[row][c] += value * scores[row * padded + slot];
-    }
-  for (int row = 0; row < kNum; ++row)
-    for (int c = 0; c < kChunks; ++c) store(out + row * head_dim + c * kLanes, acc[row][c]);
+    for (int part = 0; part < kParts; ++part)
+      store(scores + row * num_lanes + (first_part + part) * kLanes, sums[row][part] * shape.scale);
 }
 
-// Rows [first, first + kNum), which all see slots [begin, end) of the span, take their values in.
-template <int kNum>
-void add_span(const Shape& shape, Scratch& s, int first, int begin, int end) {
-  const int64_t D = shape.head_dim;
-  const float* const scores = &s.scores[first * s.padded + begin];
-  const float* const values = &s.values_SD[begin * D];
-  const float* const shrink = &s.shrink[first];
-  float* const out = &s.out[first * D];
-  int64_t d = 0;
-  for (; d + 4 * kLanes <= D; d += 4 * kLanes)
-    add_values<kNum, 4>(scores, s.padded, values + d, D, end - begin, shrink, out + d);
-  for (; d + kLanes <= D; d += kLanes)
-    add_values<kNum, 1>(scores, s.padded, values + d, D, end - begin, shrink, out + d);
-  for (; d < D; ++d)
-    for (int row = 0; row < kNum; ++row) {
-      float acc = out[row * D + d] * shrink[row];
-      for (int slot = 0; slot < end - begin; ++slot)
-        acc += values[slot * D + d] * scores[row * s.padded + slot];
-      out[row * D + d] = acc;
-    }
+template <class Element>
+void score_rows(const Shape& shape, Tile& tile, const Span<Element>& span) {
+  for_groups(tile.num_rows, [&](int64_t first, int64_t num) {
+    const float* const queries = &tile.queries[first * shape.head_dim];
+    float* const scores = &tile.scores[first * tile.num_lanes];
+    with_constant<kAtOnce>(num, [&](auto rows) {
+      int64_t part = 0;
+      for (; part + kVectors <= span.num; part += kVectors)
+        score<rows(), kVectors>(shape, span, part, queries, scores, tile.num_lanes);
+      for (; part < span.num; ++part)
+        score<rows(), 1>(shape, span, part, queries, scores, tile.num_lanes);
+    });
+  });
 }
 
-// Which of the 16 slots from `lane` on lie in [begin, end).
-inline IntVec seen_lanes(int lane, int begin, int end) {
-  const IntVec slots = kLaneNumbers + lane;
-  return (slots >= begin) & (slots < end);
+template <class Element>
+inline int begin_in(const Part<Element>& part, int slot) { return std::clamp(slot - part.slot, 0, part.count); }
+
+// Which lanes of a part are slots in [from, to) of the span.
+template <class Element>
+inline IntVec seen_lanes(const Part<Element>& part, int from, int to) {
+  return (kLaneNumbers >= begin_in(part, from)) & (kLaneNumbers < begin_in(part, to));
 }
 
-// One row's online softmax over slots [begin, end) of the span: its scores become weights, and
-// `shrink` is what its values so far are to be multiplied by.
-void soften_row(Scratch& s, int row, int begin, int end) {
-  float* scores = &s.scores[row * s.padded];
-  Vec lanes_max = splat(s.row_max[row]);
-  for (int lane = 0; lane < end; lane += kLanes) {
-    Vec v = load(scores + lane);
-    v = seen_lanes(lane, begin, end) ? v : splat(kMinusInf);
-    store(scores + lane, v);
-    lanes_max = v > lanes_max ? v : lanes_max;
+// A row's largest score so far. Scores of slots that it doesn't see become those of nobody.
+template <class Element>
+float largest_score(Tile& tile, const Span<Element>& span, int64_t row) {
+  float* const scores = &tile.scores[row * tile.num_lanes];
+  Vec largest = splat(tile.row_max[row]);
+  for (int64_t part = 0; part < span.num; ++part) {
+    const IntVec seen = seen_lanes(span.parts[part], tile.from[row], tile.to[row]);
+    const Vec v = seen ? load(scores + part * kLanes) : splat(kMinusInf);
+    store(scores + part * kLanes, v);
+    largest = v > largest ? v : largest;
   }
-  const float largest = max_lanes(lanes_max);
-  const float shrink = exp_negative(splat(s.row_max[row] - largest))[0];
+  return max_lanes(largest);
+}
+
+// A larger score than all before: what the row has so far shrinks.
+inline void shrink_row(const Shape& shape, Tile& tile, int64_t row, float largest) {
+  const float shrink = exp_negative(splat(tile.row_max[row] - largest))[0];
+  tile.row_max[row] = largest;
+  tile.row_sum[row] *= shrink;
+  float* const out = &tile.out[row * shape.head_dim];
+  for (int64_t d = 0; d < shape.head_dim; ++d) out[d] *= shrink;
+}
+
+// Scores become weights; says what they sum up to.
+inline float weigh_row(Tile& tile, int64_t row, int64_t num_parts) {
+  float* const scores = &tile.scores[row * tile.num_lanes];
   Vec sums{};
-  for (int lane = 0; lane < end; lane += kLanes) {
-    Vec p = exp_negative(load(scores + lane) - largest);
-    p = seen_lanes(lane, begin, end) ? p : Vec{};
-    store(scores + lane, p);
+  for (int64_t part = 0; part < num_parts; ++part) {
+    const Vec v = load(scores + part * kLanes);
+    Vec p = exp_negative(v - tile.row_max[row]);
+    p = v == kMinusInf ? Vec{} : p;
+    store(scores + part * kLanes, p);
     sums += p;
   }
-  const float sum = s.row_sum[row] * shrink + sum_lanes(sums);
-  s.row_max[row] = largest;
-  s.row_sum[row] = sum;
-  s.shrink[row] = shrink;
+  return sum_lanes(sums);
 }
 
-inline int in_span(int64_t slot, int64_t size) {
-  return static_cast<int>(slot < 0 ? 0 : slot < size ? slot : size);
+// Every row's online softmax over the slots that it sees.
+template <class Element>
+void soften(const Shape& shape, Tile& tile, const Span<Element>& span) {
+  float largest[kRows];
+  for (int64_t row = 0; row < tile.num_rows; ++row) largest[row] = largest_score(tile, span, row);
+  for (int64_t row = 0; row < tile.num_rows; ++row)
+    if (largest[row] > tile.row_max[row]) shrink_row(shape, tile, row, largest[row]);
+  for (int64_t row = 0; row < tile.num_rows; ++row) tile.row_sum[row] += weigh_row(tile, row, span.num);
 }
 
-// Rows [begin, end) of a request's (position, query head of `kv_head`) pairs.
+// out += weights . values of slots [from, to), slot after slot, for kNum rows and kChunks vectors of
+// D from d on. The keys of the parts in `next` are fetched meanwhile.
+template <int kNum, int kChunks, class Element>
+void add_chunks(const Shape& shape, Tile& tile, const Span<Element>& span, const Span<Element>& next,
+                int64_t first, int64_t d, int from, int to) {
+  float* const out = &tile.out[first * shape.head_dim + d];
+  Vec acc[kNum][kChunks];
+  for (int row = 0; row < kNum; ++row)
+    for (int c = 0; c < kChunks; ++c) acc[row][c] = load(out + row * shape.head_dim + c * kLanes);
+  for (int64_t index = 0; index < span.num; ++index) {
+    const Part<Element>& part = span.parts[index];
+    const Element* const ahead = index < next.num ? next.parts[index].keys : part.keys;
+    const float* const weights = &tile.scores[first * tile.num_lanes + index * kLanes];
+    for (int slot = begin_in(part, from); slot < begin_in(part, to); ++slot) {
+      Vec values[kChunks];
+#pragma GCC unroll 4
+      for (int c = 0; c < kChunks; ++c) {
+        const int64_t at = slot * shape.head_dim + d + c * kLanes;
+        __builtin_prefetch(ahead + at, 0, 2);
+        values[c] = load(part.values + at);
+      }
+#pragma GCC unroll 6
+      for (int row = 0; row < kNum; ++row)
+#pragma GCC unroll 4
+        for (int c = 0; c < kChunks; ++c) acc[row][c] += values[c] * weights[row * tile.num_lanes + slot];
+    }
+  }
+  for (int row = 0; row < kNum; ++row)
+    for (int c = 0; c < kChunks; ++c) store(out + row * shape.head_dim + c * kLanes, acc[row][c]);
+}
+
+// The columns that are left over when D is no whole number of vectors.
+template <class Element>
+void add_columns(const Shape& shape, Tile& tile, const Span<Element>& span, int64_t row, int64_t d, int from,
+                 int to) {
+  for (; d < shape.head_dim; ++d)
+    for (int64_t index = 0; index < span.num; ++index) {
+      const Part<Element>& part = span.parts[index];
+      for (int slot = begin_in(part, from); slot < begin_in(part, to); ++slot)
+        tile.out[row * shape.head_dim + d] += widened(part.values[slot * shape.head_dim + d]) *
+                                              tile.scores[row * tile.num_lanes + index * kLanes + slot];
+    }
+}
+
+// Rows [first, first + kNum), which all see slots [from, to) of the span, take their values in.
+template <int kNum, class Element>
+void add_values(const Shape& shape, Tile& tile, const Span<Element>& span, const Span<Element>& next,
+                int64_t first, int from, int to) {
+  if (from >= to) return;
+  int64_t d = 0;
+  for (; d + kVectors * kLanes <= shape.head_dim; d += kVectors * kLanes)
+    add_chunks<kNum, kVectors>(shape, tile, span, next, first, d, from, to);
+  for (; d + kLanes <= shape.head_dim; d += kLanes)
+    add_chunks<kNum, 1>(shape, tile, span, next, first, d, from, to);
+  for (int64_t row = first; row < first + kNum; ++row) add_columns(shape, tile, span, row, d, from, to);
+}
+
+// Slots that all rows of a group see are taken in by all at once, those before and after by each alone.
+template <class Element>
+void add_rows(const Shape& shape, Tile& tile, const Span<Element>& span, const Span<Element>& next) {
+  for_groups(tile.num_rows, [&](int64_t first, int64_t num) {
+    const int from = *std::max_element(&tile.from[first], &tile.from[first] + num);
+    const int to = std::max(from, *std::min_element(&tile.to[first], &tile.to[first] + num));
+    for (int64_t row = first; row < first + num; ++row)
+      add_values<1>(shape, tile, span, next, row, tile.from[row], std::min(from, tile.to[row]));
+    with_constant<kAtOnce>(num, [&](auto rows) { add_values<rows()>(shape, tile, span, next, first, from, to); });
+    for (int64_t row = first; row < first + num; ++row)
+      add_values<1>(shape, tile, span, next, row, std::max(to, tile.from[row]), tile.to[row]);
+  });
+}
+
+template <class Element>
+void take_in(const Shape& shape, Tile& tile, const Span<Element>& span, const Span<Element>& next) {
+  score_rows(shape, tile, span);
+  soften(shape, tile, span);
+  add_rows(shape, tile, span, next);
+}
+
+// One KV head of the cache: where its blocks lie.
 template <class T>
-void attend_tile(const Shape& shape, Scratch& s, const Request& request, const int64_t* blocks,
-                 int64_t kv_head, int64_t begin, int64_t end, const T* q,
-                 const T* k, const T* v, T* out) {
-  const int64_t D = shape.head_dim;
-  const int64_t group = shape.num_heads / shape.num_kv_heads;
-  const int rows = static_cast<int>(end - begin);
+struct Cache {
+  const T *k, *v;
+  int64_t num_kv_heads, kv_head, size;  // of a block's keys or values
+
+  const T* keys(int64_t block) const { return k + (block * num_kv_heads + kv_head) * size; }
+  const T* values(int64_t block) const { return v + (block * num_kv_heads + kv_head) * size; }
+};
+
+// What one thread works with.
+template <class T>
+struct Scratch {
+  Tile tile;
+  Span<T> span, next;
+  Span<float> wide;
+  std::vector<float> keys, values;
+
+  explicit Scratch(const Shape& shape)
+      : tile(shape),
+        span(shape, shape.block_size),
+        next(shape, shape.block_size),
+        wide(shape, shape.parts_of_block() * kLanes),
+        keys(shape.blocks_of_span() * shape.head_dim * wide.key_stride),
+        values(shape.blocks_of_span() * shape.head_dim * shape.block_size) {}
+};
+
+// The span whose blocks begin at `blocks`, up to slot `end`, as it lies in the cache.
+template <class T>
+void find(const Shape& shape, const Cache<T>& cache, const int64_t* blocks, int64_t end, Span<T>& span) {
+  span.num = 0;
+  for (int64_t first = 0; first < std::min(end, shape.span()); first += shape.block_size, ++blocks)
+    span.add_block(shape, first, end, cache.keys(*blocks), cache.values(*blocks));
+}
+
+// The same in fp32, and a block's keys with room to whole vectors.
+template <class T>
+void widen(const Shape& shape, const Cache<T>& cache, const int64_t* blocks, int64_t end, Scratch<T>& s) {
+  s.wide.num = 0;
+  const int64_t stride = s.wide.key_stride;
+  float *keys = s.keys.data(), *values = s.values.data();
+  for (int64_t first = 0; first < std::min(end, shape.span()); first += shape.block_size, ++blocks) {
+    const T *k = cache.keys(*blocks), *v = cache.values(*blocks);
+    for (int64_t d = 0; d < shape.head_dim; ++d)
+      for (int64_t slot = 0; slot < shape.block_size; ++slot)
+        keys[d * stride + slot] = widened(k[d * shape.block_size + slot]);
+    for (int64_t i = 0; i < cache.size; ++i) values[i] = widened(v[i]);
+    s.wide.add_block(shape, first, end, keys, values);
+    keys += shape.head_dim * stride;
+    values += cache.size;
+  }
+}
+
+// Rows [begin, end) of a request's (position, query head of the KV head) pairs.
+template <class T>
+void attend_tile(const Shape& shape, Scratch<T>& s, const Request& request, const int64_t* blocks,
+                 const Cache<T>& cache, int64_t begin, int64_t end, const T* q, T* out) {
+  const int64_t D = shape.head_dim, size = shape.span();
+  Tile& tile = s.tile;
+  tile.num_rows = end - begin;
   int64_t position[kRows] = {}, offset[kRows] = {};
-  for (int row = 0; row < rows; ++row) {
-    const int64_t index = (begin + row) / group, head = kv_head * group + (begin + row) % group;
+  for (int64_t row = 0; row < tile.num_rows; ++row) {
+    const int64_t index = (begin + row) / shape.group();
+    const int64_t head = cache.kv_head * shape.group() + (begin + row) % shape.group();
     position[row] = request.start + index;
     offset[row] = ((request.first_row + index) * shape.num_heads + head) * D;
-    for (int d = 0; d < D; ++d) s.queries[row * D + d] = widened(q[offset[row] + d]);
-    std::memset(&s.out[row * D], 0, D * sizeof(float));
-    s.row_max[row] = kMinusInf;
-    s.row_sum[row] = 0.0f;
+    for (int64_t d = 0; d < D; ++d) tile.queries[row * D + d] = widened(q[offset[row] + d]);
+    std::fill_n(&tile.out[row * D], D, 0.0f);
+    tile.row_max[row] = kMinusInf;
+    tile.row_sum[row] = 0.0f;
   }
-  const int64_t last = position[rows - 1];
-  for (int64_t span = first_seen(shape, position[0]) / s.size; span * s.size <= last; ++span) {
-    const int count = in_span(last + 1 - span * s.size, s.size);
-    fetch_span(shape, s, blocks + request.first_block + span * s.num_blocks, k, v, kv_head, count);
-    for (int first = 0; first < rows; first += kTile)
-      score_rows(shape, s, first, rows - first < kTile ? rows - first : kTile, count);
-    int from[kRows], to[kRows];
-    for (int row = 0; row < rows; ++row) {
-      from[row] = in_span(first_seen(shape, position[row]) - span * s.size, s.size);
-      to[row] = in_span(position[row] + 1 - span * s.size, s.size);
-      if (from[row] < to[row]) soften_row(s, row, from[row], to[row]);
+  const bool is_wide = shape.block_size % kLanes != 0 || (sizeof(T) < sizeof(float) && end - begin >= kManyRows);
+  const int64_t num_seen = position[tile.num_rows - 1] + 1;
+  int64_t at = first_seen(shape, position[0]) / size * size;  // the span's first position
+  const auto blocks_at = [&](int64_t from) { return blocks + request.first_block + from / shape.block_size; };
+  if (!is_wide) find(shape, cache, blocks_at(at), num_seen - at, s.span);
+  for (; at < num_seen; at += size) {
+    for (int64_t row = 0; row < tile.num_rows; ++row) {
+      tile.from[row] = static_cast<int>(std::clamp<int64_t>(first_seen(shape, position[row]) - at, 0, size));
+      tile.to[row] = static_cast<int>(std::clamp<int64_t>(position[row] + 1 - at, 0, size));
     }
-    for (int row = 0, next; row < rows; row = next) {
-      next = row + kAtOnce;
-      const bool is_alike = next <= rows && from[row] == from[next - 1] && to[row] == to[next - 1];
-      if (!is_alike) next = row + 1;
-      if (from[row] >= to[row]) continue;
-      if (is_alike)
-        add_span<kAtOnce>(shape, s, row, from[row], to[row]);
-      else
-        add_span<1>(shape, s, row, from[row], to[row]);
+    if (is_wide) {
+      widen(shape, cache, blocks_at(at), num_seen - at, s);
+      take_in(shape, tile, s.wide, s.wide);
+      continue;
     }
+    find(shape, cache, blocks_at(at + size), num_seen - at - size, s.next);
+    take_in(shape, tile, s.span, s.next);
+    std::swap(s.span, s.next);
   }
-  for (int row = 0; row < rows; ++row)
-    for (int d = 0; d < D; ++d)
-      out[offset[row] + d] = narrowed<T>(s.out[row * D + d] / s.row_sum[row]);
+  for (int64_t row = 0; row < tile.num_rows; ++row)
+    for (int64_t d = 0; d < D; ++d)
+      out[offset[row] + d] = narrowed<T>(tile.out[row * D + d] / tile.row_sum[row]);
 }
 
 // Tiles are dealt out to threads by their share of the whole cost, rows times keys.
@@ -286,31 +398,32 @@ template <class T>
 void attend_batch(const Shape& shape, const Request* requests, int64_t num_requests,
                   const int64_t* blocks, const void* q, const void* k, const void* v, void* out,
                   int64_t thread, int64_t num_threads) {
-  const int64_t group = shape.num_heads / shape.num_kv_heads;
   double total = 0.0, before = 0.0;
   for (int64_t r = 0; r < num_requests; ++r)
     total += static_cast<double>(requests[r].length) * keys_seen(shape, requests[r]);
   total *= shape.num_heads;
-  Scratch scratch(shape);
+  Scratch<T> scratch(shape);
   for (int64_t r = 0; r < num_requests; ++r) {
-    const int64_t rows = requests[r].length * group;
+    const int64_t rows = requests[r].length * shape.group();
     const double row_cost = keys_seen(shape, requests[r]);
-    for (int64_t kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head)
+    for (int64_t kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
+      const Cache<T> cache{static_cast<const T*>(k), static_cast<const T*>(v), shape.num_kv_heads,
+                           kv_head, shape.block_size * shape.head_dim};
       for (int64_t begin = 0; begin < rows; begin += kRows) {
-        const int64_t end = begin + kRows < rows ? begin + kRows : rows;
+        const int64_t end = std::min(begin + kRows, rows);
         const int64_t owner = static_cast<int64_t>(before / total * num_threads);
         before += (end - begin) * row_cost;
         if (owner == thread)
-          attend_tile<T>(shape, scratch, requests[r], blocks, kv_head, begin, end,
-                         static_cast<const T*>(q), static_cast<const T*>(k),
-                         static_cast<const T*>(v), static_cast<T*>(out));
+          attend_tile<T>(shape, scratch, requests[r], blocks, cache, begin, end, static_cast<const T*>(q),
+                         static_cast<T*>(out));
       }
+    }
   }
 }
 
 }  // namespace
 
-// Tensors are contiguous: q, out [T, N, D]; k, v [B, S, M, D]. `requests` holds
+// q and out are [T, N, D], k [B, M, D, S], v [B, M, S, D], all contiguous. `requests` holds
 // num_requests rows of (first_row, start, length, first_block); `blocks` all block
 // tables back to back. `is_bf16` says what all four tensors hold. A row sees the last
 // `window` positions, its own among them, or with 0 all of them.

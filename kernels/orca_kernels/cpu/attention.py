@@ -15,6 +15,20 @@ from orca_kernels.context import AttentionContext
 MIN_THREADED_COST = 200_000  # query rows times keys; less isn't worth waking a thread for
 
 
+def empty_kv(
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See reference.empty_kv. In memory keys are [B, M, D, S] and values [B, M, S, D]."""
+    k_BMDS = torch.empty(num_blocks, num_kv_heads, head_dim, block_size, dtype=dtype, device=device)
+    v_BMSD = torch.empty(num_blocks, num_kv_heads, block_size, head_dim, dtype=dtype, device=device)
+    return k_BMDS.permute(0, 3, 1, 2), v_BMSD.permute(0, 2, 1, 3)
+
+
 class CpuAttention:
     """paged_attention() as the kernel computes it, for float32 and bfloat16."""
 

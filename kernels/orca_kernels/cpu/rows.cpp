@@ -15,6 +15,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "crew.h"
 #include "vec.h"
@@ -129,7 +130,10 @@ struct Rotation {
   int64_t q_stride, k_stride, v_stride;  // from row to row
   const int64_t* slots;
   void *q_out, *k_cache, *v_cache;
-  int64_t T, N, M, D;
+  int64_t T, N, M, D, S;
+
+  // Where a slot's keys or values of a head begin, in the block's part of the cache.
+  int64_t block_at(int64_t slot, int64_t head) const { return (slot / S * M + head) * D * S; }
 };
 
 template <class T, class Table>
@@ -138,16 +142,20 @@ void rotate_rows(const Rotation& r, int64_t begin, int64_t end) {
   const auto table = [&](const void* from, int64_t row) {
     return from ? static_cast<const Table*>(from) + row * r.D : nullptr;
   };
+  std::vector<T> turned(r.D);
   for (int64_t row = begin; row < end; ++row) {
     const Table *cos = table(r.cos, row), *sin = table(r.sin, row);
     T* const q_out = static_cast<T*>(r.q_out) + row * r.N * r.D;
-    T* const k_slot = static_cast<T*>(r.k_cache) + r.slots[row] * r.M * r.D;
-    T* const v_slot = static_cast<T*>(r.v_cache) + r.slots[row] * r.M * r.D;
     for (int64_t head = 0; head < r.N; ++head)
       rotate_head(at(r.q, row * r.q_stride + head * r.D), cos, sin, q_out + head * r.D, r.D);
-    for (int64_t head = 0; head < r.M; ++head)
-      rotate_head(at(r.k, row * r.k_stride + head * r.D), cos, sin, k_slot + head * r.D, r.D);
-    std::copy_n(at(r.v, row * r.v_stride), r.M * r.D, v_slot);
+    const int64_t slot = r.slots[row], offset = slot % r.S;
+    for (int64_t head = 0; head < r.M; ++head) {
+      T* const k_slot = static_cast<T*>(r.k_cache) + r.block_at(slot, head) + offset;
+      T* const v_slot = static_cast<T*>(r.v_cache) + r.block_at(slot, head) + offset * r.D;
+      rotate_head(at(r.k, row * r.k_stride + head * r.D), cos, sin, turned.data(), r.D);
+      for (int64_t d = 0; d < r.D; ++d) k_slot[d * r.S] = turned[d];
+      std::copy_n(at(r.v, row * r.v_stride + head * r.D), r.D, v_slot);
+    }
   }
 }
 
@@ -194,14 +202,15 @@ extern "C" void orca_silu_mul(int64_t is_bf16, const void* gate_up, void* y, int
 }
 
 // q [T, N, D], k and v [T, M, D] with strides from row to row; cos and sin [T, D], or null; k and v
-// go to their slots of the caches, q to q_out [T, N, D].
+// go to their slots of the caches, [B, M, D, S] and [B, M, S, D], q to q_out [T, N, D].
 extern "C" void orca_rotate_and_write(int64_t is_bf16, int64_t is_table_bf16, const void* q,
                                       const void* k, const void* v, int64_t q_stride, int64_t k_stride,
                                       int64_t v_stride, const void* cos, const void* sin,
                                       const int64_t* slots, void* q_out, void* k_cache, void* v_cache,
-                                      int64_t T, int64_t N, int64_t M, int64_t D, int64_t num_threads) {
+                                      int64_t T, int64_t N, int64_t M, int64_t D, int64_t S,
+                                      int64_t num_threads) {
   const Rotation rotation{q, k, v, cos, sin, q_stride, k_stride, v_stride, slots, q_out,
-                          k_cache, v_cache, T, N, M, D};
+                          k_cache, v_cache, T, N, M, D, S};
   const auto run = is_bf16 ? (is_table_bf16 ? rotate_rows<uint16_t, uint16_t> : rotate_rows<uint16_t, float>)
                            : (is_table_bf16 ? rotate_rows<float, uint16_t> : rotate_rows<float, float>);
   share_rows(T, num_threads, [&](int64_t begin, int64_t end) { run(rotation, begin, end); });

@@ -29,7 +29,7 @@ class CpuRows:
             *[pointer] * 3,
             *[size] * 3,
             *[pointer] * 6,
-            *[size] * 5,
+            *[size] * 6,
         ]
         for kernel in (self._norm, self._gate, self._rotate):
             kernel.restype = None
@@ -85,7 +85,7 @@ class CpuRows:
         v_BSMD: torch.Tensor,
         context: AttentionContext,
     ) -> torch.Tensor:
-        """See reference.rotate_and_write."""
+        """See reference.rotate_and_write; the caches are those of empty_kv()."""
         q_TND, k_TMD, v_TMD = map(_rows, (q_TND, k_TMD, v_TMD))
         num_rows, num_heads, head_dim = q_TND.shape
         out_TND = q_TND.new_empty(num_rows, num_heads, head_dim)
@@ -100,6 +100,7 @@ class CpuRows:
             num_heads,
             k_TMD.shape[1],
             head_dim,
+            k_BSMD.shape[1],
             self._threads(q_TND),
         )
         return out_TND
