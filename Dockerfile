@@ -12,10 +12,10 @@ ARG TORCH_INDEX_URL=""
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 
 # g++ builds the CPU kernels at first use, for the CPU that is there, and what Triton asks for on
-# GPUs; wget is what KubeRay's own probes call. Versions follow the base image's release.
+# GPUs. Versions follow the base image's release.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends g++ tini wget \
+    && apt-get install -y --no-install-recommends g++ tini \
     && rm -rf /var/lib/apt/lists/*
 
 RUN groupadd --gid 10001 orca \

@@ -191,6 +191,20 @@ def test_probes_ask_the_health_service(objects: list[Object]) -> None:
     assert {each.tls_server_name for each in asked.values()} == {service["metadata"]["name"]}
 
 
+def test_ray_nodes_are_probed_where_they_listen(objects: list[Object]) -> None:
+    """By probes of our own: KubeRay's ask a dashboard that this image has not."""
+    (ray,) = of_kind(objects, "RayCluster")
+    head, (workers,) = ray["spec"]["headGroupSpec"], ray["spec"]["workerGroupSpecs"]
+    for group, port in (
+        (head, 6379),
+        (workers, int(workers["rayStartParams"]["node-manager-port"])),
+    ):
+        (container,) = group["template"]["spec"]["containers"]
+        assert [each["containerPort"] for each in container["ports"]] == [port]
+        for name in ("readinessProbe", "livenessProbe"):
+            assert container[name]["tcpSocket"]["port"] == port
+
+
 def test_there_is_time_to_start_and_to_drain(objects: list[Object], tmp_path: Path) -> None:
     settings = load_settings({}, settings_file(objects, tmp_path))
     pod = templates(objects)["server"]["spec"]
