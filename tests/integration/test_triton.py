@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import triton
 
 from scripts import triton_table
-from scripts.triton_table import MODELS, broken_limits, usages
+from scripts.triton_table import MODELS, Variant, broken_limits, usages
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,27 +54,35 @@ def test_nothing_is_interpreted_here() -> None:
 # ---- compiled ----------------------------------------------------------
 
 
+def check(variants: list[Variant]) -> None:
+    """None spills, and each fits into a multiprocessor of its GPU.
+
+    Other versions of the compiler may spill some bytes, to have more blocks at a time.
+    """
+    max_spilled_bytes = 0 if triton.__version__ == triton_table.VERSION else 16
+    assert broken_limits(variants, usages(variants), max_spilled_bytes) == []
+
+
 @pytest.mark.timeout(300)
 def test_some_kernels_compile_within_limits() -> None:
-    """None spills, and each fits into a multiprocessor of its GPU."""
-    variants = [
-        *triton_table.attention_variants([128], ["bf16"], [80, 90]),
-        *triton_table.attention_variants([80], ["fp32"], [89]),
-        *triton_table.fp8_variants([64], [89]),
-        *triton_table.merge_variants([128], [80]),
-        *triton_table.row_variants(MODELS[1:2], ["bf16"], [90]),
-    ]
-    assert broken_limits(variants, usages(variants)) == []
+    check(
+        [
+            *triton_table.attention_variants([128], ["bf16"], [80, 90]),
+            *triton_table.attention_variants([80], ["fp32"], [89]),
+            *triton_table.fp8_variants([64], [89]),
+            *triton_table.merge_variants([128], [80]),
+            *triton_table.row_variants(MODELS[1:2], ["bf16"], [90]),
+        ]
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_kernel_compiles_within_limits() -> None:
-    variants = triton_table.all_variants()
-    assert broken_limits(variants, usages(variants)) == []
+    check(triton_table.all_variants())
 
 
 def test_the_page_has_every_kernel_that_is_compiled() -> None:
     page = triton_table.PAGE.read_text(encoding="utf-8")
-    missing = {triton_table.row_name(variant) for variant in triton_table.all_variants()}
-    assert {name for name in missing if name not in page} == set()
+    names = {triton_table.row_name(variant) for variant in triton_table.all_variants()}
+    assert {name for name in names if name not in page} == set()
