@@ -15,6 +15,7 @@ from types import NoneType
 from typing import Any, get_args
 
 from orca_dist.cli.bench import BENCHES
+from orca_dist.cli.cluster import ACTIONS as CLUSTER_ACTIONS
 from orca_dist.cli.knobs import Knob, knobs
 from orca_dist.cli.main import commands
 from orca_dist.cli.model import ACTIONS
@@ -37,7 +38,8 @@ Every flag of `serve` is also a key of the YAML file that `--config` names
 (`ORCA_MAX_BATCH_SIZE=8`). Flags win over the file, the file over variables, variables
 over the defaults below. `ORCA_CONFIG` names a file too. A name that doesn't exist is an
 error that lists near ones. Times are seconds. A list is `--split 8 7 7 8` on the command
-line (after MODEL), `split: [8, 7, 7, 8]` in the file and `ORCA_SPLIT="8 7 7 8"`.
+line (after MODEL), `split: [8, 7, 7, 8]` in the file and `ORCA_SPLIT="8 7 7 8"`. The file may
+also hold `network`, of `cluster slurm`, so that one file does for both.
 
 Keys are in no flag and no YAML file: `ORCA_API_KEYS` (of `serve`) and `ORCA_API_KEY` (of its
 clients) hold them, or the files that `--api-keys-file` and `--api-key-file` name
@@ -126,7 +128,7 @@ JSON_DOCUMENTS = """
 """
 
 
-NESTED: dict[str, dict[str, Any]] = {"model": ACTIONS, "bench": BENCHES}
+NESTED: dict[str, dict[str, Any]] = {"model": ACTIONS, "bench": BENCHES, "cluster": CLUSTER_ACTIONS}
 
 
 def page() -> str:

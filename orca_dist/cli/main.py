@@ -15,6 +15,7 @@ import tyro
 
 from orca_dist import __version__
 from orca_dist.cli.bench import Bench
+from orca_dist.cli.cluster import Cluster
 from orca_dist.cli.doctor import Doctor
 from orca_dist.cli.generate import Generate, SamplingFlags
 from orca_dist.cli.info import Info
@@ -100,6 +101,7 @@ def commands(settings: Settings) -> dict[str, Any]:
         "model": Model(action=tyro.MISSING, log=settings.log),
         "profile": Profile(engine=settings.engine, log=settings.log),
         "bench": Bench(part=tyro.MISSING, log=settings.log),
+        "cluster": Cluster(action=tyro.MISSING, log=settings.log),
         "simulate": Simulate(
             config=settings.config,
             workload=WorkloadFlags(),
