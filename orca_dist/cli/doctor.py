@@ -12,7 +12,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from orca_dist.cli.output import count_progress, print_json, results_only
 from orca_dist.cli.settings import DEFAULT_MODEL
-from orca_dist.config import DeviceKind, EngineConfig, LogConfig, ServerConfig
+from orca_dist.config import EngineConfig, LogConfig, ServerConfig
 from orca_dist.errors import StartupError
 from orca_dist.logs import Origin, set_up_logging
 
@@ -56,30 +56,36 @@ class Doctor:
 
 
 def _report(command: Doctor) -> Report:
-    from orca_dist.doctor import examine, need_of, source_of_model, without_cluster
+    from orca_dist.doctor import (
+        demand_of,
+        examine,
+        need_of,
+        source_of_model,
+        without_cluster,
+    )
 
     source = source_of_model(command.model, command.engine)
     need = need_of(source, command.engine)
-    question = _question(command, source)
+    demand = demand_of(command.engine)
+    question = _question(command, source, wants_cuda=demand.on_gpu)
     with count_progress("examining") as on_progress:
         try:
             with _nodes(command.engine.ray_address) as nodes:
-                return examine(nodes, question, need, on_progress)
+                return examine(nodes, question, demand, need, on_progress)
         except StartupError as error:  # no such cluster
             with _nodes("") as nodes:
-                alone = examine(nodes, question, need, on_progress)
+                alone = examine(nodes, question, demand, need, on_progress)
             return without_cluster(alone, str(error))
 
 
-def _question(command: Doctor, source: Source) -> Question:
+def _question(command: Doctor, source: Source, *, wants_cuda: bool) -> Question:
     from orca_dist.doctor import Question
-    from orca_dist.engine.settle import settle_device
 
     return Question(
         source=source,
         host=command.server.host,
         port=command.server.port,
-        wants_cuda=settle_device(command.engine.device) is DeviceKind.CUDA,
+        wants_cuda=wants_cuda,
     )
 
 

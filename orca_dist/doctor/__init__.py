@@ -2,7 +2,7 @@
 
 from orca_dist.doctor.examination import OnProgress, Report, examine, without_cluster
 from orca_dist.doctor.facts import Question, Source
-from orca_dist.doctor.needs import need_of, source_of_model
+from orca_dist.doctor.needs import demand_of, need_of, source_of_model
 from orca_dist.doctor.nodes import Nodes, ThisNode
 from orca_dist.doctor.verdicts import Check, Finding, Verdict
 
@@ -16,6 +16,7 @@ __all__ = [
     "Source",
     "ThisNode",
     "Verdict",
+    "demand_of",
     "examine",
     "need_of",
     "source_of_model",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from orca_dist.doctor.facts import Link, Need, NodeFacts, RayPort
+from orca_dist.doctor.facts import Demand, Link, Need, NodeFacts, RayPort, Room
 from orca_dist.doctor.network import is_loopback
 from orca_dist.doctor.verdicts import Check, Finding, failed, passed, warned
 from orca_dist.doctor.words import listed, milliseconds, rate, size
@@ -42,6 +42,21 @@ def _differing(name: str, nodes: Sequence[NodeFacts]) -> Finding:
     if name == "python" and len(minors) == 1:
         return warned(Check.VERSIONS, seen, "use one Python on all nodes")
     return failed(Check.VERSIONS, seen, remedy)
+
+
+def check_places(rooms: Sequence[Room], demand: Demand) -> Iterator[Finding]:
+    """Whether Ray has a place for each stage, were nobody else there."""
+    places = [demand.places(room) for room in rooms]
+    each = f"{demand.num_cpus:g} CPU{'s' * (demand.num_cpus != 1)}"
+    seen = (
+        f"{_count(demand.num_stages, 'stage')} of {each}{' and a GPU' * demand.on_gpu}; Ray has "
+        f"{_count(sum(places), 'such place')} on {sum(map(bool, places))} of "
+        f"{_count(len(rooms), 'node')}"
+    )
+    if sum(places) >= demand.num_stages:
+        yield passed(Check.PLACES, seen)
+        return
+    yield failed(Check.PLACES, seen, "add nodes, take fewer --stages, or lower --cpus-per-stage")
 
 
 def check_memory(nodes: Sequence[NodeFacts], need: Need) -> Iterator[Finding]:

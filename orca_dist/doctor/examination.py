@@ -10,10 +10,11 @@ from orca_dist.doctor.cluster_checks import (
     check_clocks,
     check_links,
     check_memory,
+    check_places,
     check_ray,
     check_versions,
 )
-from orca_dist.doctor.facts import Link, Need, NodeFacts, Question, Unheard
+from orca_dist.doctor.facts import Demand, Link, Need, NodeFacts, Question, Unheard
 from orca_dist.doctor.node_checks import check_node
 from orca_dist.doctor.nodes import Call, Nodes
 from orca_dist.doctor.probe import Endpoint
@@ -38,10 +39,14 @@ class Report:
 def examine(
     nodes: Nodes,
     question: Question,
+    demand: Demand,
     need: Need | None,
     on_progress: OnProgress = lambda done, total: None,
 ) -> Report:
-    """Asks `question` of the first node, and of the others without the port."""
+    """Asks `question` of the first node, and of the others without the port.
+
+    Memory counts where there is a place for a stage.
+    """
     elsewhere = Question(source=question.source, host="", port=0, wants_cuda=question.wants_cuda)
     questions = [question, *(elsewhere for _ in nodes.names[1:])]
     steps = len(nodes.names) + 1
@@ -61,7 +66,7 @@ def examine(
             if isinstance(answer, NodeFacts)
             for finding in check_node(answer, asked)
         ),
-        *_of_cluster(nodes, heard, links, need),
+        *_of_cluster(nodes, heard, links, demand, need),
     ]
     order = list(Check)
     findings.sort(key=lambda finding: order.index(finding.check))
@@ -105,12 +110,20 @@ def _unheard(silent: Sequence[Unheard]) -> Iterator[Finding]:
 
 
 def _of_cluster(
-    nodes: Nodes, heard: Sequence[NodeFacts], links: Sequence[Link], need: Need | None
+    nodes: Nodes,
+    heard: Sequence[NodeFacts],
+    links: Sequence[Link],
+    demand: Demand,
+    need: Need | None,
 ) -> Iterator[Finding]:
     if heard:
         yield from check_versions(heard)
-    if heard and need is not None:
-        yield from check_memory(heard, need)
+    if nodes.rooms:
+        yield from check_places(nodes.rooms, demand)
+    without = {room.node for room in nodes.rooms if not demand.places(room)}
+    hosts = [facts for facts in heard if facts.node not in without]
+    if hosts and need is not None:
+        yield from check_memory(hosts, need)
     yield from check_links(links, need)
     yield from check_clocks(links)
     yield from check_ray(nodes.head, heard)

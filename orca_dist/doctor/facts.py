@@ -177,6 +177,29 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What Ray may give away of a node, in all; what is in use counts too."""
+
+    node: str
+    num_cpus: float
+    num_gpus: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What Ray has to give: `num_cpus` for each stage, and a GPU if `on_gpu`."""
+
+    num_stages: int
+    num_cpus: float
+    on_gpu: bool
+
+    def places(self, room: Room) -> int:
+        """How many stages have their place on a node."""
+        by_cpus = int(room.num_cpus / self.num_cpus + 1e-9)  # a third of a CPU goes in thrice
+        return min(by_cpus, int(room.num_gpus)) if self.on_gpu else by_cpus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
     """What the model needs, in bytes.
 

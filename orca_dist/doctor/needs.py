@@ -5,8 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from orca_dist.config import DeviceKind, Dtype, EngineConfig, LoadFormat, LogConfig
-from orca_dist.doctor.facts import Need, Source, SourceKind
-from orca_dist.engine.settle import ITEMSIZE, settle, settle_max_model_len
+from orca_dist.doctor.facts import Demand, Need, Source, SourceKind
+from orca_dist.engine.settle import (
+    ITEMSIZE,
+    cpus_per_stage,
+    settle,
+    settle_device,
+    settle_max_model_len,
+)
 from orca_dist.errors import ModelError
 from orca_dist.sim.shapes import shape_of
 from orca_dist.spec import ModelSpec, load_spec
@@ -30,6 +36,15 @@ def source_of_model(model: str, config: EngineConfig) -> Source:
             kind=SourceKind.HUB, name=model, revision=config.revision, has_weights=has_weights
         )
     return Source(kind=SourceKind.FOLDER, name=str(folder.absolute()), has_weights=has_weights)
+
+
+def demand_of(config: EngineConfig) -> Demand:
+    """Of the stages, as the launcher would ask Ray for it."""
+    return Demand(
+        num_stages=config.stages,
+        num_cpus=cpus_per_stage(config),
+        on_gpu=settle_device(config.device) is DeviceKind.CUDA,
+    )
 
 
 def need_of(source: Source, config: EngineConfig) -> Need | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orca_dist.doctor.examiner import Examiner
-from orca_dist.doctor.facts import Link, NodeFacts, Question, RayPort, Unheard
+from orca_dist.doctor.facts import Link, NodeFacts, Question, RayPort, Room, Unheard
 from orca_dist.doctor.probe import Endpoint
 
 LOOPBACK = "127.0.0.1"
@@ -32,6 +32,11 @@ class Nodes(Protocol):
         """The cluster's Ray head, asked without a token; None where there is no cluster."""
         ...
 
+    @property
+    def rooms(self) -> Sequence[Room]:
+        """Of each node; empty where stages get what they ask for, as on a private Ray."""
+        ...
+
     def gather(self, questions: Sequence[Question]) -> list[NodeFacts | Unheard]:
         """One question for each node, all at once."""
         ...
@@ -50,6 +55,7 @@ class ThisNode:
 
     names = (LOOPBACK,)
     head = None
+    rooms: Sequence[Room] = ()
 
     def __init__(self) -> None:
         self._examiner = Examiner(LOOPBACK, LOOPBACK)

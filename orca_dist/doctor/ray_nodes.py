@@ -16,7 +16,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orca_dist.doctor.examiner import Examiner
-from orca_dist.doctor.facts import Link, NodeFacts, Question, RayPort, Unheard
+from orca_dist.doctor.facts import Link, NodeFacts, Question, RayPort, Room, Unheard
 from orca_dist.doctor.nodes import Call
 from orca_dist.doctor.open_ray import ask_without_token
 from orca_dist.doctor.probe import Endpoint
@@ -47,8 +47,9 @@ class ExaminerActor:
 class RayNodes:
     """The nodes that were alive when it was made; made by `connected`."""
 
-    def __init__(self, names: Sequence[str], actors: Sequence[Any], head: RayPort) -> None:
-        self.names = names
+    def __init__(self, rooms: Sequence[Room], actors: Sequence[Any], head: RayPort) -> None:
+        self.names = [room.node for room in rooms]
+        self.rooms = rooms
         self.head = head
         self._actors = actors
 
@@ -87,7 +88,8 @@ def connected(address: str) -> Iterator[RayNodes]:
         for node, name in zip(nodes, names, strict=True):
             actors.append(_actor(node, name))
         head = ask_without_token(ray.get_runtime_context().gcs_address)
-        yield RayNodes(names, actors, head)
+        rooms = [_room(node, name) for node, name in zip(nodes, names, strict=True)]
+        yield RayNodes(rooms, actors, head)
     finally:
         for actor in actors:
             ray.kill(actor)
@@ -124,6 +126,15 @@ def _names(nodes: Sequence[dict[str, Any]]) -> list[str]:
         f"{address}#{node['NodeID'][:6]}" if addresses.count(address) > 1 else address
         for address, node in zip(addresses, nodes, strict=True)
     ]
+
+
+def _room(node: dict[str, Any], name: str) -> Room:
+    resources = node["Resources"]  # without those that it has none of
+    return Room(
+        node=name,
+        num_cpus=resources.get("CPU", 0.0),
+        num_gpus=resources.get("GPU", 0.0),
+    )
 
 
 def _actor(node: dict[str, Any], name: str) -> Any:

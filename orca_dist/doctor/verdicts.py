@@ -20,6 +20,7 @@ class Check(StrEnum):
 
     NODE = "node"
     VERSIONS = "versions"
+    PLACES = "places"
     MODEL = "model"
     MEMORY = "memory"
     GPUS = "gpus"

@@ -11,6 +11,7 @@ import pytest
 
 from orca_dist.cli.main import main
 from tests.fixtures.checkpoints import loud_llama
+from tests.fixtures.hub import REPO, loopback_hub, use_hub
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +68,28 @@ def test_a_model_that_is_not_there(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert code == 1
     assert findings["model"]["seen"] == f"{tmp_path / 'absent'}: no such folder"
     assert "memory" not in findings
+
+
+def test_a_model_of_the_hub(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Hub answers; then the weights are here; and one that there isn't. Nothing is fetched."""
+    with loopback_hub() as hub:
+        hub.repos[REPO] = loud_llama(tmp_path / "loud")
+        use_hub(hub, tmp_path / "hf" / "hub", monkeypatch)
+        _, findings, _ = examined(Path(REPO), capfd)
+        assert findings["model"]["verdict"] == "pass"
+        assert findings["model"]["seen"].endswith("fetched at start")
+        assert not any(name.endswith((".safetensors", "config.json")) for name in hub.sent)
+        assert "memory" not in findings
+        assert main(["model", "fetch", REPO]) == 0
+        capfd.readouterr()
+        _, findings, _ = examined(Path(REPO), capfd)
+        assert findings["model"]["seen"] == f"{REPO}: is here"
+        assert findings["memory"]["verdict"] == "pass"
+        code, findings, _ = examined(Path("tiny/absent"), capfd)
+    assert (code, findings["model"]["verdict"]) == (1, "fail")
+    assert "tiny/absent" in findings["model"]["seen"]
 
 
 def test_what_stages_need_follows_the_flags(

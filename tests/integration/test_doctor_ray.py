@@ -63,6 +63,7 @@ def test_every_node_is_asked(report: tuple[int, dict[str, Any]]) -> None:
     assert of_check(document, "model") == [(first, "pass"), (second, "pass")]
     assert of_check(document, "port") == [(first, "pass")]  # the server's own node
     assert of_check(document, "versions") == [("", "pass")]
+    assert of_check(document, "places") == [("", "pass")]  # a CPU each
 
 
 def test_every_pair_is_connected(report: tuple[int, dict[str, Any]]) -> None:

@@ -11,12 +11,13 @@ from orca_dist.doctor.cluster_checks import (
     check_clocks,
     check_links,
     check_memory,
+    check_places,
     check_ray,
     check_versions,
 )
-from orca_dist.doctor.facts import GpuFacts, MemoryFacts, NodeFacts, RayPort
+from orca_dist.doctor.facts import Demand, GpuFacts, MemoryFacts, NodeFacts, RayPort, Room
 from orca_dist.doctor.verdicts import Check, Finding, Verdict, worst
-from tests.fixtures.doctored import GIB, HEALTHY, LINK, NEED, VERSIONS, gpu
+from tests.fixtures.doctored import DEMAND, GIB, HEALTHY, LINK, NEED, VERSIONS, gpu
 
 OTHER = replace(HEALTHY, node="10.0.0.2", hostname="two")
 
@@ -64,6 +65,34 @@ def test_one_that_differs_is_named_with_its_nodes(
     assert first.seen == f"{name} {VERSIONS[name]} on 10.0.0.1; {name} {version or '-'} on 10.0.0.2"
     assert rest.verdict is Verdict.PASS
     assert f"{name} " not in rest.seen
+
+
+# ---- places ------------------------------------------------------------
+
+
+def room(num_cpus: float, num_gpus: float = 0) -> Room:
+    return Room(node="10.0.0.1", num_cpus=num_cpus, num_gpus=num_gpus)
+
+
+@pytest.mark.parametrize(
+    ("rooms", "demand", "verdict"),
+    [
+        ([room(2), room(2)], DEMAND, Verdict.PASS),
+        ([room(3), room(1)], DEMAND, Verdict.FAIL),  # four CPUs, and one place
+        ([room(0), room(4)], DEMAND, Verdict.PASS),
+        ([room(4, 1)], replace(DEMAND, on_gpu=True), Verdict.FAIL),
+        ([room(4, 2)], replace(DEMAND, on_gpu=True), Verdict.PASS),
+        ([room(1)], replace(DEMAND, num_stages=3, num_cpus=1 / 3), Verdict.PASS),
+    ],
+)
+def test_places(rooms: list[Room], demand: Demand, verdict: Verdict) -> None:
+    assert only(check_places(rooms, demand)).verdict is verdict
+
+
+def test_places_are_counted_in_words() -> None:
+    finding = only(check_places([room(0), room(3, 8)], replace(DEMAND, on_gpu=True)))
+    assert finding.seen == "2 stages of 2 CPUs and a GPU; Ray has 1 such place on 1 of 2 nodes"
+    assert "--cpus-per-stage" in finding.remedy
 
 
 # ---- memory ------------------------------------------------------------

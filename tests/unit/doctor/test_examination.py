@@ -10,11 +10,11 @@ import pytest
 
 from orca_dist.doctor.examination import Report, examine, without_cluster
 from orca_dist.doctor.examiner import Examiner
-from orca_dist.doctor.facts import Link, NodeFacts, Question, RayPort, Unheard
+from orca_dist.doctor.facts import Link, Need, NodeFacts, Question, RayPort, Room, Unheard
 from orca_dist.doctor.nodes import Call
 from orca_dist.doctor.probe import Endpoint
 from orca_dist.doctor.verdicts import Check, Verdict
-from tests.fixtures.doctored import QUESTION
+from tests.fixtures.doctored import DEMAND, NEED, QUESTION
 
 NAMES = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 ASKED = replace(QUESTION, source=None, host="127.0.0.1", port=0)
@@ -25,6 +25,10 @@ class Neighbours:
 
     names = NAMES
     head = RayPort(address="127.0.0.2:6379", open=False)
+    rooms = tuple(
+        Room(node=name, num_cpus=num_cpus, num_gpus=0)
+        for name, num_cpus in zip(NAMES, (0, 2, 2), strict=True)
+    )
 
     def __init__(self, deaf: Sequence[str] = ()) -> None:
         self._examiners = [Examiner(name, name) for name in NAMES]
@@ -59,10 +63,10 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orca_dist.doctor.probe.SEND_S", 0.01)
 
 
-def examined(nodes: Neighbours) -> Report:
+def examined(nodes: Neighbours, need: Need | None = None) -> Report:
     with ExitStack() as stack:
         stack.enter_context(closing(nodes))
-        return examine(nodes, ASKED, None)
+        return examine(nodes, ASKED, DEMAND, need)
 
 
 def test_every_pair_once_and_no_node_twice_in_a_round() -> None:
@@ -98,6 +102,12 @@ def test_a_node_that_does_not_answer_is_told_once_and_the_others_are_examined() 
 def test_findings_come_in_the_order_of_the_checks() -> None:
     checks = [finding.check for finding in examined(Neighbours()).findings]
     assert checks == sorted(checks, key=list(Check).index)
+
+
+def test_memory_counts_where_there_is_a_place() -> None:
+    findings = {finding.check: finding for finding in examined(Neighbours(), NEED).findings}
+    assert findings[Check.PLACES].verdict is Verdict.PASS
+    assert "; 2 nodes of " in findings[Check.MEMORY].seen
 
 
 def test_a_cluster_that_is_not_there_fails_an_examination() -> None:
