@@ -4,7 +4,7 @@ SHELL := bash
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 CODE := $(wildcard orca_dist kernels launch scripts tests examples)
-SCRIPTS := $(wildcard scripts/*.sh launch/*.sh) .ci/run
+SCRIPTS := $(wildcard scripts/*.sh launch/*.sh launch/*.sbatch) .ci/run
 ARGS ?=
 
 # Proxies are for the network: our own calls on this machine must not go through one.
@@ -17,7 +17,7 @@ export no_proxy := $(unproxied)
 export NO_PROXY := $(unproxied)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-unit test-all test-gpu check stubs docs clean
+.PHONY: help setup demo serve test test-unit test-all test-slurm test-gpu check stubs docs clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -38,7 +38,11 @@ test-unit: setup ## Run the unit tests: no Ray, under a minute
 	$(PYTEST) -m "not gpu and not slow" tests/unit $(ARGS)
 
 test-all: test ## Run every test that this kind of machine can run
-	$(PYTEST) -m "slow and not gpu" $(ARGS)
+	$(PYTEST) -m "slow and not gpu" --ignore=tests/slurm $(ARGS)
+	scripts/test_slurm.sh $(ARGS)
+
+test-slurm: setup ## Run the tests with a real Slurm, installed by apt (as root)
+	scripts/test_slurm.sh $(ARGS)
 
 test-gpu: setup ## Run the tests that need a CUDA device
 	@$(BIN)/python -c "import sys, torch; torch.cuda.is_available() or sys.exit('test-gpu: torch sees no CUDA device here')"

@@ -103,7 +103,7 @@ class ScheduleConfig:
     or numbers, e.g. 8 7 7 8."""
     max_batch_size: int = 32
     """Most requests in one batch; inflight times as many can run."""
-    max_batch_tokens: int = 2048
+    max_batch_tokens: int = 512
     """Most tokens in one iteration; prompts are cut to fit, unless chunked_prefill is off."""
     inflight: int | None = None
     """Most batches in the pipeline at once (the paper's n_workers); by default one a stage."""
@@ -338,6 +338,15 @@ class ServerConfig:
             raise ConfigError(
                 f"tls_client_ca = {self.tls_client_ca}: needs the server's own tls_cert and tls_key"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """A cluster that is started for one server; `serve` itself finds it started."""
+
+    network: str = ""
+    """Network that the nodes' addresses are to be of, such as 10.1.0.0/16; by default the address
+    that a node's name has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

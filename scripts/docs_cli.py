@@ -15,6 +15,7 @@ from types import NoneType
 from typing import Any, get_args
 
 from orca_dist.cli.bench import BENCHES
+from orca_dist.cli.cluster import ACTIONS as CLUSTER_ACTIONS
 from orca_dist.cli.knobs import Knob, knobs
 from orca_dist.cli.main import commands
 from orca_dist.cli.model import ACTIONS
@@ -37,7 +38,8 @@ Every flag of `serve` is also a key of the YAML file that `--config` names
 (`ORCA_MAX_BATCH_SIZE=8`). Flags win over the file, the file over variables, variables
 over the defaults below. `ORCA_CONFIG` names a file too. A name that doesn't exist is an
 error that lists near ones. Times are seconds. A list is `--split 8 7 7 8` on the command
-line (after MODEL), `split: [8, 7, 7, 8]` in the file and `ORCA_SPLIT="8 7 7 8"`.
+line (after MODEL), `split: [8, 7, 7, 8]` in the file and `ORCA_SPLIT="8 7 7 8"`. The file may
+also hold `network`, of `cluster slurm`, so that one file does for both.
 
 Keys are in no flag and no YAML file: `ORCA_API_KEYS` (of `serve`) and `ORCA_API_KEY` (of its
 clients) hold them, or the files that `--api-keys-file` and `--api-key-file` name
@@ -117,11 +119,16 @@ JSON_DOCUMENTS = """
   `bubble`, `reason`, `split` [{`node`, `num_layers`, `weights_bytes`, `kv_bytes`,
   `room_bytes`} of all devices of a stage]}], `no_room` [{`stages`, `tensor_parallel`,
   `needed_bytes`, `room_bytes`} of a device]
+- `doctor`: `verdict` (the worst: `pass`, `warn` or `fail`), `findings` [{`check`, `verdict`,
+  `seen`, `remedy` (empty where nothing is wrong), `node` (its address; empty: of the whole
+  cluster)}], `links` [{`source`, `target`, `latency_s` (there and back), `bytes_s`, `offset_s` (of
+  the target's clock) within `error_s`, `problem`}], `nodes` [{`node`, and what was gathered there,
+  or `problem`}]
 - `model show`: what the folder holds, as the plain output
 """
 
 
-NESTED: dict[str, dict[str, Any]] = {"model": ACTIONS, "bench": BENCHES}
+NESTED: dict[str, dict[str, Any]] = {"model": ACTIONS, "bench": BENCHES, "cluster": CLUSTER_ACTIONS}
 
 
 def page() -> str:

@@ -146,11 +146,12 @@ def _contest(setting: Setting, call_of: Callable[[Kernels], Call]) -> Contest:
 def _noisy_cache(
     setting: Setting, kernels: Kernels, num_blocks: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One layer's keys and values, as these kernels keep them."""
+    """One layer's keys and values, the same for all kernels, as these keep them."""
     spec, cpu = setting.spec, torch.device("cpu")
     sizes = (num_blocks, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
     k_BSMD, v_BSMD = kernels.empty_kv(*sizes, setting.dtype, cpu)
-    return k_BSMD.normal_(), v_BSMD.normal_()
+    torch.manual_seed(0)
+    return k_BSMD.copy_(torch.randn(sizes)), v_BSMD.copy_(torch.randn(sizes))
 
 
 def _layers(setting: Setting, make: MakeLinear) -> Call:

@@ -15,6 +15,8 @@ import tyro
 
 from orca_dist import __version__
 from orca_dist.cli.bench import Bench
+from orca_dist.cli.cluster import Cluster
+from orca_dist.cli.doctor import Doctor
 from orca_dist.cli.generate import Generate, SamplingFlags
 from orca_dist.cli.info import Info
 from orca_dist.cli.interrupts import Interrupted, handling, interrupt
@@ -99,6 +101,7 @@ def commands(settings: Settings) -> dict[str, Any]:
         "model": Model(action=tyro.MISSING, log=settings.log),
         "profile": Profile(engine=settings.engine, log=settings.log),
         "bench": Bench(part=tyro.MISSING, log=settings.log),
+        "cluster": Cluster(action=tyro.MISSING, log=settings.log),
         "simulate": Simulate(
             config=settings.config,
             workload=WorkloadFlags(),
@@ -108,6 +111,13 @@ def commands(settings: Settings) -> dict[str, Any]:
         ),
         "simulate-paper": SimulatePaper(log=settings.log),
         "plan": Plan(log=settings.log),
+        "doctor": Doctor(
+            model=settings.model.model,
+            config=settings.config,
+            engine=settings.engine,
+            server=settings.server,
+            log=settings.log,
+        ),
     }
 
 

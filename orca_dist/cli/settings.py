@@ -18,7 +18,14 @@ import yaml
 
 from orca_dist.cli.knobs import VARIABLE_PREFIX, Knob, knobs, near, refuse_by_name
 from orca_dist.cli.values import text_reader, yaml_reader
-from orca_dist.config import EngineConfig, LogConfig, ScheduleConfig, ServerConfig, Switch
+from orca_dist.config import (
+    ClusterConfig,
+    EngineConfig,
+    LogConfig,
+    ScheduleConfig,
+    ServerConfig,
+    Switch,
+)
 from orca_dist.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"  # weights.fetch's, whose import would slow every command
@@ -81,7 +88,7 @@ class AccessConfig:
         return self.tls is Switch.ON or any(files) or bool(self.tls_server_name)
 
 
-FILE_GROUPS: tuple[type, ...] = (ModelChoice, EngineConfig, ServerConfig, LogConfig)
+FILE_GROUPS: tuple[type, ...] = (ModelChoice, EngineConfig, ServerConfig, ClusterConfig, LogConfig)
 GROUPS: tuple[type, ...] = (*FILE_GROUPS, ClientConfig, AccessConfig)
 
 
@@ -94,6 +101,7 @@ class Settings:
     engine: EngineConfig = field(default_factory=EngineConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     log: LogConfig = field(default_factory=LogConfig)
     client: ClientConfig = field(default_factory=ClientConfig)
     access: AccessConfig = field(default_factory=AccessConfig)
@@ -111,6 +119,7 @@ def load_settings(environment: Mapping[str, str], config: Path | None) -> Settin
         engine=_filled(EngineConfig(), values),
         schedule=_filled(ScheduleConfig(), values),
         server=_filled(ServerConfig(), values),
+        cluster=_filled(ClusterConfig(), values),
         log=_filled(LogConfig(), values),
         client=_filled(ClientConfig(), values),
         access=_filled(AccessConfig(), values),

@@ -20,7 +20,7 @@ from orca_dist.stage.batch import PackedBatch, RequestTable, Sampled
 from orca_dist.stage.device import CpuDevice
 from orca_dist.stage.process import main
 from orca_dist.stage.weights import OnBytes
-from orca_dist.stage.worker import StageWorker
+from orca_dist.stage.worker import Iteration, StageWorker
 from orca_dist.transport.channel import Channel
 
 VARIABLE = "BLANK_STAGE_WAIT_S"
@@ -78,12 +78,12 @@ class BlankStageWorker(StageWorker):
             time.sleep(self._wait_s)
         return x_TH
 
-    def _input(self, batch: PackedBatch) -> torch.Tensor:
-        """One number, so that plans go from stage to stage in order."""
-        x_1 = torch.zeros(1)
-        if self._previous is not None:
-            self._previous.recv(x_1)
-        return x_1
+    def _room(self, batch: PackedBatch) -> torch.Tensor:
+        """For one number, so that plans go from stage to stage in order."""
+        return torch.zeros(1)
+
+    def _input(self, iteration: Iteration) -> torch.Tensor:
+        return torch.zeros(1) if iteration.x_TH is None else super()._input(iteration)
 
     def _sample(self, x_TH: torch.Tensor, batch: PackedBatch, seq: int) -> Result:
         num_ids = self._setup.num_token_ids

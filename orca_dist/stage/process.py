@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable
 
 from orca_dist.bootstrap import StageBootstrap
@@ -27,12 +28,13 @@ from orca_dist.proto.v1.control_pb2 import (
     LoadProgress,
     MasterMessage,
     Ping,
+    Plan,
     Pong,
     Ready,
     StageMessage,
 )
 from orca_dist.stage.control import ControlLink, hello
-from orca_dist.stage.worker import StageWorker
+from orca_dist.stage.worker import EpochOver, Iteration, StageWorker
 from orca_dist.transport.channel import LinkError
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,8 @@ MAX_KERNELS = "256"
 class ComputeThread:
     """Takes messages in order; the first exception is reported and ends it.
 
+    While a batch is computed, the plan after it is taken in as soon as it is there.
+
     One loads the stage, then there is one for each epoch. `leave` gives up an epoch's: it ends
     as soon as it can, is not waited for, and nobody hears of it any more.
     """
@@ -56,6 +60,8 @@ class ComputeThread:
         self, worker: StageWorker, send: Callable[[StageMessage], None], *, epoch: int = 0
     ) -> None:
         self.worker = worker
+        worker.look_ahead = self._look_ahead
+        self._iterations: deque[Iteration] = deque()
         self._epoch = epoch
         self._send = send
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -88,8 +94,8 @@ class ComputeThread:
             return
         kind = message.WhichOneof("kind")
         if kind == "plan":
-            if result := self.worker.run(message.plan, received_s):
-                self._tell(StageMessage(result=result))
+            self._take_in(message.plan, received_s)
+            self._compute()
         elif kind == "setup":
             loaded = self.worker.load(message.setup, self._tell_loading)
             self._tell(StageMessage(loaded=loaded))
@@ -97,6 +103,25 @@ class ComputeThread:
             ready = Ready(last_seq=self.worker.last_input_seq)
             self.worker.open(message.open)
             self._tell(StageMessage(ready=ready))
+
+    def _take_in(self, plan: Plan, received_s: float) -> None:
+        if iteration := self.worker.take_in(plan, received_s):
+            self._iterations.append(iteration)
+
+    def _look_ahead(self) -> None:
+        """Once an iteration at most, so that one is computed while one is awaited."""
+        if self._iterations or self._jobs.empty():
+            return
+        job = self._jobs.get()
+        if job is None:
+            raise EpochOver
+        self._take_in(job[0].plan, job[1])
+
+    def _compute(self) -> None:
+        """All that was taken in; meanwhile more may be."""
+        while self._iterations:
+            if result := self.worker.run(self._iterations.popleft()):
+                self._tell(StageMessage(result=result))
 
     def _tell_loading(self, done_bytes: int, total_bytes: int) -> None:
         progress = LoadProgress(done_bytes=done_bytes, total_bytes=total_bytes)

@@ -1,4 +1,4 @@
-"""StageWorker: a block of layers, its KV, its two links, and the loop body over plans.
+"""StageWorker: a block of layers, its KV, its two links, and what it does with a plan.
 
 A plain class: actor.py is a thin Ray shell around it, process.py runs it in a
 local process. Follows plans in order and decides nothing. Only the last stage
@@ -11,6 +11,8 @@ import copy
 import logging
 import os
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -33,7 +35,7 @@ from orca_dist.stage.kv_store import KVStore
 from orca_dist.stage.sampler import sample_row
 from orca_dist.stage.trace import StagePhase, StageTrace, TraceRow
 from orca_dist.stage.weights import OnBytes, StageWeights
-from orca_dist.transport.channel import Channel
+from orca_dist.transport.channel import Arrival, Channel
 from orca_dist.transport.interfaces import gloo_host, interfaces_here, set_nccl_interface
 from orca_dist.transport.links import LinkConfig, open_links
 from orca_dist.transport.rendezvous import host_store, join_store
@@ -41,12 +43,30 @@ from orca_dist.transport.rendezvous import host_store, join_store
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Iteration:
+    """A plan that was taken in: its batch is packed, and its input is on its way.
+
+    `arrival` is of `x_TH`, [T, H]; both are None on the first stage, which embeds tokens.
+    """
+
+    plan_seq: int
+    received_s: float
+    batch: PackedBatch
+    x_TH: torch.Tensor | None
+    arrival: Arrival | None
+
+
 class EpochOver(Exception):
     """This epoch's compute thread has nothing to do any more."""
 
 
 class StageWorker:
-    """Life: load() once; then for each epoch a fresh() one: open(), run() a plan at a time, end().
+    """Life: load() once; then for each epoch a fresh() one: open(), take_in() and run() plan
+    after plan, end().
+
+    `look_ahead` is called before each layer: there the next plan may be taken in, so that its
+    input arrives while this one's layers are computed.
 
     Workers of several epochs share weights, KV memory and trace; `_turn` lets one of them
     compute at a time, and one whose epoch is over stops at the next layer, so that a
@@ -67,6 +87,7 @@ class StageWorker:
     def __init__(self, *, host: str) -> None:
         self.host = host
         self.trace = StageTrace()
+        self.look_ahead: Callable[[], None] = lambda: None
         self.last_input_seq = 0
         self.num_requests = 0  # that this epoch's table holds
         self._store: dist.Store | None = None
@@ -189,20 +210,32 @@ class StageWorker:
     # ---- the loop's body -----------------------------------------------
 
     @torch.inference_mode()
-    def run(self, plan: Plan, received_s: float) -> Result | None:
-        """One iteration; the last stage returns its tokens, the others send x on."""
+    def take_in(self, plan: Plan, received_s: float) -> Iteration | None:
+        """The next plan, in order; the one before may still be computed. None: no batch in it."""
         self._table.apply(plan)
         self.num_requests = len(self._table)
         if not plan.ids:
             return None
-        row = TraceRow(plan.seq, received_s)
         batch = self._table.pack(plan)
-        x_TH = self._input(batch)
-        self.last_input_seq = plan.seq
+        x_TH = None if self._previous is None else self._room(batch)
+        return Iteration(
+            plan_seq=plan.seq,
+            received_s=received_s,
+            batch=batch,
+            x_TH=x_TH,
+            arrival=None if x_TH is None else self._previous.post_recv(x_TH),
+        )
+
+    @torch.inference_mode()
+    def run(self, iteration: Iteration) -> Result | None:
+        """One iteration; the last stage returns its tokens, the others send x on."""
+        row, batch = TraceRow(iteration.plan_seq, iteration.received_s), iteration.batch
+        x_TH = self._input(iteration)
+        self.last_input_seq = iteration.plan_seq
         with self._turn:
             row.input_ready_s = row.compute_start_s = self._enter_layer()
             x_TH = self.compute(x_TH, batch)
-            result = self._sample(x_TH, batch, plan.seq) if self._is_last else None
+            result = self._sample(x_TH, batch, row.seq) if self._is_last else None
         row.compute_end_s = self.trace.enter(StagePhase.SENDING)
         row.bytes_sent = self._send(x_TH)
         row.sent_s = self.trace.now()
@@ -239,24 +272,25 @@ class StageWorker:
     def _enter_layer(self) -> float:
         if self._over.is_set():
             raise EpochOver
+        self.look_ahead()
         return self.trace.enter(StagePhase.COMPUTING)
 
     @property
     def _is_last(self) -> bool:
         return self._setup.stage == self._setup.num_stages - 1
 
-    def _input(self, batch: PackedBatch) -> torch.Tensor:
-        """The first stage embeds tokens; the others receive, knowing the shape from the plan."""
+    def _room(self, batch: PackedBatch) -> torch.Tensor:
+        """For what the stage before sends; the plan says how much."""
+        shape = (batch.num_rows, self._spec.hidden_size)
+        return torch.empty(shape, dtype=self._dtype, device=self._device.torch_device)
+
+    def _input(self, iteration: Iteration) -> torch.Tensor:
+        """The first stage embeds tokens, the others wait for theirs."""
         self.trace.enter(StagePhase.RECEIVING)
-        if self._previous is None:
-            return self._decoder.embed(batch.token_ids_T)
-        x_TH = torch.empty(
-            (batch.num_rows, self._spec.hidden_size),
-            dtype=self._dtype,
-            device=self._device.torch_device,
-        )
-        self._previous.recv(x_TH)
-        return x_TH
+        if iteration.x_TH is None or iteration.arrival is None:
+            return self._decoder.embed(iteration.batch.token_ids_T)
+        iteration.arrival.wait()
+        return iteration.x_TH
 
     def _send(self, x_TH: torch.Tensor) -> int:
         if self._next is None:

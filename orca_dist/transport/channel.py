@@ -11,6 +11,14 @@ from typing import Protocol
 import torch
 
 
+class Arrival(Protocol):
+    """A receive that has been posted. Those of a link are waited for in the order of posting."""
+
+    def wait(self) -> None:
+        """Returns when the tensor is there."""
+        ...
+
+
 class Channel(Protocol):
     """One end of a link. Errors of a broken or timed-out link are LinkError."""
 
@@ -26,8 +34,11 @@ class Channel(Protocol):
         """
         ...
 
-    def recv(self, x_TH: torch.Tensor) -> None:
-        """Fills x with the oldest tensor sent; waits for it."""
+    def post_recv(self, x_TH: torch.Tensor) -> Arrival:
+        """Lets the next tensor that was or will be sent come into x; returns at once.
+
+        Only once it is known to be sent: what nobody answers fails at the link's time limit.
+        """
         ...
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ link's sends queue behind another's.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,19 @@ import torch
 from orca_dist.transport.channel import LinkError
 
 UPSTREAM, DOWNSTREAM = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class GroupArrival:
+    """A receive under way in the group; NCCL's is awaited by the current stream, not by us."""
+
+    work: Any
+
+    def wait(self) -> None:
+        try:
+            self.work.wait()
+        except RuntimeError as error:
+            raise _receive_error(error) from error
 
 
 class GroupChannel:
@@ -41,17 +55,17 @@ class GroupChannel:
         if self._peer == DOWNSTREAM:
             self._post(probe)
         else:
-            self.recv(probe)
+            self.post_recv(probe).wait()
 
     def send(self, x_TH: torch.Tensor) -> None:
         self._post(x_TH)
         self._bytes_sent += x_TH.numel() * x_TH.element_size()
 
-    def recv(self, x_TH: torch.Tensor) -> None:
+    def post_recv(self, x_TH: torch.Tensor) -> GroupArrival:
         try:
-            self._open_group().recv([x_TH], self._peer, 0).wait()
+            return GroupArrival(self._open_group().recv([x_TH], self._peer, 0))
         except RuntimeError as error:
-            raise LinkError(f"receiving from the previous stage failed: {error}") from error
+            raise _receive_error(error) from error
 
     def close(self) -> None:
         self._pending.clear()
@@ -69,3 +83,7 @@ class GroupChannel:
         if self._group is None:
             raise LinkError("the link is closed")
         return self._group
+
+
+def _receive_error(error: RuntimeError) -> LinkError:
+    return LinkError(f"receiving from the previous stage failed: {error}")

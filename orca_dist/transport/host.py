@@ -5,9 +5,24 @@ gloo takes no CUDA tensors and NCCL no two members on one GPU; this serves both.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from orca_dist.transport.channel import Channel
+from orca_dist.transport.channel import Arrival, Channel
+
+
+@dataclass(frozen=True, slots=True)
+class HostArrival:
+    """On the host first, then on the device."""
+
+    inner: Arrival
+    staging_TH: torch.Tensor
+    x_TH: torch.Tensor
+
+    def wait(self) -> None:
+        self.inner.wait()
+        self.x_TH.copy_(self.staging_TH)
 
 
 class HostChannel:
@@ -23,10 +38,9 @@ class HostChannel:
     def send(self, x_TH: torch.Tensor) -> None:
         self._inner.send(x_TH.to("cpu"))
 
-    def recv(self, x_TH: torch.Tensor) -> None:
-        staging = torch.empty_like(x_TH, device="cpu", pin_memory=x_TH.is_cuda)
-        self._inner.recv(staging)
-        x_TH.copy_(staging)
+    def post_recv(self, x_TH: torch.Tensor) -> HostArrival:
+        staging_TH = torch.empty_like(x_TH, device="cpu", pin_memory=x_TH.is_cuda)
+        return HostArrival(self._inner.post_recv(staging_TH), staging_TH, x_TH)
 
     def close(self) -> None:
         self._inner.close()

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from orca_dist.transport.channel import LinkError
+
+
+@dataclass(frozen=True, slots=True)
+class LoopbackArrival:
+    """Takes what was sent when it is waited for."""
+
+    take: Callable[[torch.Tensor], None]
+    x_TH: torch.Tensor
+
+    def wait(self) -> None:
+        self.take(self.x_TH)
 
 
 class LoopbackChannel:
@@ -28,7 +41,10 @@ class LoopbackChannel:
         self._queue.put(x_TH.clone())
         self._bytes_sent += x_TH.numel() * x_TH.element_size()
 
-    def recv(self, x_TH: torch.Tensor) -> None:
+    def post_recv(self, x_TH: torch.Tensor) -> LoopbackArrival:
+        return LoopbackArrival(self._take, x_TH)
+
+    def _take(self, x_TH: torch.Tensor) -> None:
         try:
             sent = self._queue.get(timeout=self._timeout_s)
         except queue.Empty:

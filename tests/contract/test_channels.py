@@ -193,7 +193,7 @@ def test_a_killed_process_is_noticed_at_both_ends() -> None:
         peer.kill()
         peer.wait()
     for to_peer, from_peer in links:
-        raises_soon(lambda channel=from_peer: channel.recv(torch.empty(1, 64)))
+        raises_soon(lambda channel=from_peer: channel.post_recv(torch.empty(1, 64)).wait())
         raises_soon(lambda channel=to_peer: _send_many(channel))
 
 
@@ -268,7 +268,7 @@ def _relay(previous: Channel | None, following: Channel | None, stage: int) -> f
     """Receive, add one, send on: what arrives is the number of the stage."""
     x_TH = torch.zeros(3, 64)
     if previous is not None:
-        previous.recv(x_TH)
+        previous.post_recv(x_TH).wait()
     if following is not None:
         following.send(x_TH + 1)
     return float(x_TH.mean())
@@ -294,5 +294,5 @@ def test_a_new_epoch_is_opened_on_the_same_store() -> None:
         assert downstream is not None
         upstream.send(torch.full((2, 64), float(epoch)))
         x_TH = torch.zeros(2, 64)
-        downstream.recv(x_TH)
+        downstream.post_recv(x_TH).wait()
         assert x_TH.eq(epoch).all()
