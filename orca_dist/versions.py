@@ -11,10 +11,12 @@ from orca_dist import __version__
 def software_versions() -> str:
     """Python, torch, ray and orca_dist; imports none of them.
 
-    A CPU build of torch and a CUDA build of the same version count as the same.
+    What may differ between processes is left out: Python's last number, and whether torch was
+    built for CPUs or for CUDA.
     """
+    python = ".".join(platform.python_version_tuple()[:2])
     return (
-        f"python {platform.python_version()}, torch {_installed('torch')}, "
+        f"python {python}, torch {_installed('torch')}, "
         f"ray {_installed('ray')}, orca_dist {__version__}"
     )
 

@@ -20,21 +20,22 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
 
 HEAD, OTHERS = "127.0.0.2", ("127.0.0.3", "127.0.0.4", "127.0.0.5")  # one of these is spare
 STAGES = 3
-NUM_TOKENS = 60
+NUM_TOKENS = 1500  # takes longer than a raylet's stage outlives it
 PROMPTS = [[5, 9, 17], [300], list(range(40, 90)), [7, 7]]
+KV_TOKENS = 8192
 RECOVERY_S = 60.0
 GONE_WITHIN_S = 15.0
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return loud_llama(tmp_path_factory.mktemp("loud"))
+    return loud_llama(tmp_path_factory.mktemp("loud"), max_model_len=2048)
 
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[list[int]]:
     """The answers without any fault."""
-    with live(folder, local_config(1)) as front:
+    with live(folder, local_config(1, kv_tokens=KV_TOKENS)) as front:
         return [answer.tokens for answer in front.wait(submit_all(front))]
 
 
@@ -51,7 +52,11 @@ def test_the_stage_of_a_lost_node_goes_on_elsewhere(
 ) -> None:
     join_as_driver(cluster, monkeypatch)
     config = local_config(
-        STAGES, launcher="ray", ray_address=cluster.address, recovery_timeout_s=RECOVERY_S
+        STAGES,
+        launcher="ray",
+        ray_address=cluster.address,
+        recovery_timeout_s=RECOVERY_S,
+        kv_tokens=KV_TOKENS,
     )
     with live(folder, config) as front:
         before = front.engine.info().stages

@@ -1,4 +1,4 @@
-"""`ray up cluster/ray/on-premise.yaml` between hosts that know each other by ssh, and `serve` there.
+"""`ray up cluster/ray/on-premise.yaml` between hosts that know each other by ssh; `serve` there.
 
 Only the installation is left out: the hosts see this machine's Python. Everything else, the way
 Ray is started and stopped included, is the file's own.
@@ -65,7 +65,9 @@ def test_a_cluster_comes_up_serves_on_both_machines_and_goes_down(
 
     assert "Ray runtime started" in ray(desk, "up", "-y", str(file))
     said = ray(desk, "exec", str(file), SESSION)
-    info = json.loads(next(line for line in said.splitlines() if line.startswith('{"schema"')))
+    _, start, document = said.partition('{"schema"')  # beside what the terminal shows of progress
+    assert start, said
+    info, _ = json.JSONDecoder().raw_decode(start + document)
     assert {stage["node"] for stage in info["stages"]} == {head.ip, worker.ip}
     assert f"code {TERMINATED}" in said
 
