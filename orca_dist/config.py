@@ -6,6 +6,7 @@ model's length, the layer split) lives elsewhere. Times are float seconds.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +21,7 @@ MAX_WAIT = 1_000_000
 MAX_PORT = 65535
 MAX_STREAMS = 2**31 - 1
 MAX_MESSAGE_BYTES = 2**31 - 1
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?")
 TIMEOUTS = (
     "start_timeout_s",
     "recovery_timeout_s",
@@ -192,7 +194,11 @@ class EngineConfig(ScheduleConfig):
     launcher: Launcher = Launcher.RAY
     """Start stages as Ray actors, or as processes of this machine."""
     ray_address: str = ""
-    """Ray cluster to join (host:port, or auto); empty: a private one on this machine."""
+    """Ray cluster to join (host:port, or auto), from one of its nodes; empty: a private one on
+    this machine."""
+    pass_env: tuple[str, ...] = ()
+    """Environment variables that stages on a cluster get from this process, besides NCCL_*, GLOO_*
+    and HF_*; a name may end with *. Those of one host (*_SOCKET_IFNAME) never travel."""
     device: DeviceKind = DeviceKind.AUTO
     """Where stages compute; auto: CUDA where there is a GPU, else CPU."""
     dtype: Dtype = Dtype.AUTO
@@ -246,8 +252,27 @@ class EngineConfig(ScheduleConfig):
                 f"cpus_per_stage = {self.cpus_per_stage}: must be more than 0 and "
                 f"at most {MAX_CPUS}"
             )
+        self._check_cluster()
         if self.memory_share is not None and not 0 < self.memory_share <= 1:
             raise ConfigError(f"memory_share = {self.memory_share}: must be in (0, 1]")
+
+    def _check_cluster(self) -> None:
+        """What is said of a cluster needs one."""
+        if self.ray_address and self.launcher is not Launcher.RAY:
+            raise ConfigError(
+                f"ray_address = {self.ray_address}: launcher = {self.launcher} starts stages on "
+                "this machine alone; leave it out, or take --launcher ray"
+            )
+        if "://" in self.ray_address:
+            raise ConfigError(
+                f"ray_address = {self.ray_address}: stages have to reach this process; run it on a "
+                "node of the cluster, for instance by `ray job submit`, and give host:port or auto"
+            )
+        for name in self.pass_env:
+            if not VARIABLE.fullmatch(name):
+                raise ConfigError(
+                    f"pass_env = {name}: must be a variable's name, or its beginning and a *"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

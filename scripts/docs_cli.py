@@ -119,6 +119,11 @@ JSON_DOCUMENTS = """
   `bubble`, `reason`, `split` [{`node`, `num_layers`, `weights_bytes`, `kv_bytes`,
   `room_bytes`} of all devices of a stage]}], `no_room` [{`stages`, `tensor_parallel`,
   `needed_bytes`, `room_bytes`} of a device]
+- `doctor`: `verdict` (the worst: `pass`, `warn` or `fail`), `findings` [{`check`, `verdict`,
+  `seen`, `remedy` (empty where nothing is wrong), `node` (its address; empty: of the whole
+  cluster)}], `links` [{`source`, `target`, `latency_s` (there and back), `bytes_s`, `offset_s` (of
+  the target's clock) within `error_s`, `problem`}], `nodes` [{`node`, and what was gathered there,
+  or `problem`}]
 - `model show`: what the folder holds, as the plain output
 """
 

@@ -1,7 +1,8 @@
 """In CI a skipped test is a failed run: nothing stops being tested unseen.
 
 A pytest plugin, switched on by CI=true. Tests marked gpu, and modules under
-tests/gpu, may skip; xfail counts as a skip. Knows nothing of the project.
+tests/gpu, may skip, and those marked root where we aren't; xfail counts as a skip.
+Knows nothing of the project.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class NoSkips:
         self.skipped: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.skipped and "gpu" not in report.keywords:
+        if report.skipped and not _may_skip(report):
             self.skipped.append(report.nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -40,3 +41,7 @@ class NoSkips:
             terminalreporter.section("skipped, which CI=true does not allow", red=True, bold=True)
             for nodeid in self.skipped:
                 terminalreporter.line(nodeid)
+
+
+def _may_skip(report: pytest.TestReport) -> bool:
+    return "gpu" in report.keywords or ("root" in report.keywords and os.geteuid() != 0)

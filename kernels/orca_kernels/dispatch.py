@@ -1,4 +1,4 @@
-"""Which kernels serve a device: the C++ ones on CPUs that can compile them, else plain torch."""
+"""Which kernels serve a device: C++ on CPUs, Triton on GPUs, plain torch where that can't be."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from orca_kernels.linear import TorchLinear
 log = logging.getLogger(__name__)
 
 CPU_DTYPES = (torch.float32, torch.bfloat16)
+MIN_CAPABILITY = (8, 0)  # of a CUDA device: what the Triton kernels are compiled for
 
 
 class Linear(Protocol):
@@ -113,12 +114,21 @@ class Kernels:
     paged_attention: PagedAttention
 
 
+class DeviceTooOld(Exception):
+    """A GPU without what the kernels are made of; says which."""
+
+
 def kernels_for(device: torch.device, dtype: torch.dtype, num_threads: int) -> Kernels:
     """The fastest kernels for a device; one warning where it had to be the slow ones."""
     if device.type == "cpu" and dtype in CPU_DTYPES:
         try:
             return cpu_kernels(dtype, num_threads)
         except BuildError as error:
+            log.warning("kernels run in plain torch, which is slower: %s", error)
+    if device.type == "cuda":
+        try:
+            return triton_kernels(torch.cuda.get_device_capability(device))
+        except (DeviceTooOld, ImportError) as error:
             log.warning("kernels run in plain torch, which is slower: %s", error)
     return TORCH
 
@@ -152,6 +162,32 @@ def cpu_kernels(dtype: torch.dtype, num_threads: int) -> Kernels:
         empty_kv=empty_kv,
         rotate_and_write=rows.rotate_and_write,
         paged_attention=CpuAttention(library, num_threads),
+    )
+
+
+def triton_kernels(capability: tuple[int, int]) -> Kernels:
+    """Ours in Triton; matmuls are cuBLAS's.
+
+    Raises DeviceTooOld, and ImportError where triton is not installed.
+    """
+    if capability < MIN_CAPABILITY:
+        raise DeviceTooOld(
+            "this GPU's compute capability is {}.{}, the Triton kernels need {}.{}".format(
+                *capability, *MIN_CAPABILITY
+            )
+        )
+    from orca_kernels.triton import rows  # nothing else needs triton
+    from orca_kernels.triton.attention import TritonAttention
+
+    return Kernels(
+        name="triton",
+        has_own_threads=False,
+        linear=TorchLinear,
+        rms_norm=rows.rms_norm,
+        silu_mul=rows.silu_mul,
+        empty_kv=reference.empty_kv,
+        rotate_and_write=rows.rotate_and_write,
+        paged_attention=TritonAttention(),
     )
 
 

@@ -16,6 +16,7 @@ import tyro
 from orca_dist import __version__
 from orca_dist.cli.bench import Bench
 from orca_dist.cli.cluster import Cluster
+from orca_dist.cli.doctor import Doctor
 from orca_dist.cli.generate import Generate, SamplingFlags
 from orca_dist.cli.info import Info
 from orca_dist.cli.interrupts import Interrupted, handling, interrupt
@@ -110,6 +111,13 @@ def commands(settings: Settings) -> dict[str, Any]:
         ),
         "simulate-paper": SimulatePaper(log=settings.log),
         "plan": Plan(log=settings.log),
+        "doctor": Doctor(
+            model=settings.model.model,
+            config=settings.config,
+            engine=settings.engine,
+            server=settings.server,
+            log=settings.log,
+        ),
     }
 
 

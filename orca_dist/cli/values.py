@@ -12,6 +12,7 @@ from orca_dist.config import Split, Switch
 
 NUMBERS = tuple[int, ...]
 SPLIT = tuple[int | Split, ...]
+WORDS = tuple[str, ...]
 
 
 def text_reader() -> Converter:
@@ -28,6 +29,9 @@ def text_reader() -> Converter:
         lambda text, _: tuple(
             _split_part(int(word) if word.isdecimal() else word) for word in text.split()
         ),
+    )
+    reader.register_structure_hook_func(
+        lambda kind: kind == WORDS, lambda text, _: tuple(text.split())
     )
     return reader
 
@@ -52,6 +56,12 @@ def yaml_reader() -> Converter:
         lambda value, _: tuple(
             _split_part(item)
             for item in ([value] if isinstance(value, str) else _typed(list, value, "a list"))
+        ),
+    )
+    reader.register_structure_hook_func(
+        lambda kind: kind == WORDS,
+        lambda value, _: tuple(
+            reader.structure(item, str) for item in _typed(list, value, "a list")
         ),
     )
     return reader

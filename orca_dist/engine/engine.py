@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import sys
 import time
@@ -24,6 +25,7 @@ from orca_dist.core import Output, Request
 from orca_dist.engine.local_pipeline import LocalPlacement
 from orca_dist.engine.master import Deliver, EngineLoad, EngineMaster, Lose, Pause
 from orca_dist.engine.pipeline import Pipeline
+from orca_dist.engine.placing import passed_environment
 from orca_dist.engine.settle import cpus_per_stage, settle, settle_max_model_len
 from orca_dist.engine.stages import OnLoad, OnProgress, PipelineConfig, Placement, StageStatus
 from orca_dist.engine.supervisor import Supervisor
@@ -219,5 +221,6 @@ def _placement(config: EngineConfig, settled: PipelineConfig) -> Placement:
             num_gpus=1 if settled.device == DeviceKind.CUDA else 0,
             num_stages=settled.num_stages,
             place_timeout_s=config.start_timeout_s,
+            environment=passed_environment(os.environ, config.pass_env),
         )
     )

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 
 from orca_dist.bootstrap import StageBootstrap
@@ -46,6 +46,10 @@ class LocalPlacement:
     def replace(self, bootstrap: StageBootstrap, on_death: OnDeath) -> None:
         self._end(self._processes.pop(bootstrap.stage), 0.0)
         self.launch([bootstrap], on_death)
+
+    def why_missing(self, stages: Collection[int]) -> str:
+        """There is always room for one more process."""
+        return ""
 
     def close(self) -> None:
         """Closed stages leave by themselves; those that are stuck or stopped are killed.

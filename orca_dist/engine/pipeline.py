@@ -34,6 +34,7 @@ from orca_dist.engine.stages import (
 from orca_dist.engine.wire import encode_plan
 from orca_dist.errors import StartupError
 from orca_dist.proto.v1 import control_pb2 as pb
+from orca_dist.versions import software_versions
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class Pipeline:
             on_broken=lambda stage, why: self._teller(self._lives[stage])(stage, why),
         )
         self._secret = secret
+        self._versions = software_versions()
         self._deadline = self._placed_s = 0.0
 
     # ---- start ---------------------------------------------------------
@@ -219,11 +221,13 @@ class Pipeline:
 
     def _raise_missing(self, answers: Mapping[int, object], what: str) -> None:
         missing = [status.index for status in self.stages if status.index not in answers]
+        why = self._placement.why_missing(missing)
         if self._patrol:  # a recovery, which has a limit of its own to name
-            raise StartupError(f"stages {missing} did not {what}; see their output above")
+            why = why or "see their output above"
+            raise StartupError(f"stages {missing} did not {what}: {why}")
         raise StartupError(
             f"stages {missing} did not {what} within start_timeout_s = "
-            f"{self.config.start_timeout_s:g} s; raise it, or see their output above"
+            f"{self.config.start_timeout_s:g} s: {why or 'raise it, or see their output above'}"
         )
 
     def _note(self, news: News) -> None:
@@ -237,7 +241,7 @@ class Pipeline:
             self._note_hello(stage, message.hello)
         elif kind == "loaded":
             self._start.loaded[stage] = message.loaded
-            self.stages[stage].device = message.loaded.device
+            self._note_loaded(self.stages[stage], message.loaded)
         elif kind == "load_progress":
             self._note_loading(stage, message.load_progress)
         elif kind == "ready":
@@ -269,6 +273,17 @@ class Pipeline:
         status = self.stages[stage]
         status.node, status.pid = hello.host or hello.node, hello.pid
         status.actor_id, status.versions = hello.actor_id, hello.versions
+        status.gpus = tuple(hello.gpus)
+        if hello.versions != self._versions:
+            raise StartupError(
+                f"{status} runs {hello.versions}, and the engine master {self._versions}: install "
+                "the same on every node"
+            )
+
+    def _note_loaded(self, status: StageStatus, loaded: pb.Loaded) -> None:
+        """Every stage on Ray sees its GPU as the first: only the node's own ids tell them apart."""
+        ids = f" (GPU {', '.join(status.gpus)})" if status.gpus else ""
+        status.device = loaded.device + ids
 
     def _setup(self, stage: int) -> pb.Setup:
         config = self.config

@@ -19,19 +19,24 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import (
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orca_dist.bootstrap import StageBootstrap
 from orca_dist.engine.last_lines import tell_end_of_file
+from orca_dist.engine.placing import NodeRoom, bundle_told, bundles_of_stages, nodes_told
 from orca_dist.engine.stages import OnDeath
-from orca_dist.errors import StartupError
+from orca_dist.errors import OrcaError, StartupError
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +52,23 @@ MAX_TEMP_DIR_LEN = 40  # Ray's socket paths below it must stay within 107 bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayConfig:
-    """`address` empty: a private Ray. CPUs and GPUs are per stage."""
+    """`address` empty: a private Ray. CPUs and GPUs are per stage.
+
+    environment: variables that every stage gets, on a cluster that was there before.
+    """
 
     address: str
     num_cpus: float
     num_gpus: int
     num_stages: int
     place_timeout_s: float
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """What one stage reserves."""
+        gpus = {"GPU": float(self.num_gpus)} if self.num_gpus else {}
+        return {"CPU": self.num_cpus} | gpus
 
 
 class RayPlacement:
@@ -68,6 +83,7 @@ class RayPlacement:
         self._config = config
         self._private_dir = "" if config.address else _short_temp_dir()
         self._group: Any = None
+        self._bundles: tuple[int, ...] = ()  # by stage
         self._actors: dict[int, Any] = {}  # by stage
         self._watchers: list[threading.Thread] = []
         self._closed = False
@@ -81,13 +97,30 @@ class RayPlacement:
 
     def launch(self, bootstraps: Sequence[StageBootstrap], on_death: OnDeath) -> None:
         self._group = self._place()
+        self._bundles = bundles_of_stages(self._nodes_of_bundles())
         for bootstrap in bootstraps:
             self._launch(bootstrap, on_death)
 
     def replace(self, bootstrap: StageBootstrap, on_death: OnDeath) -> None:
-        """A fresh actor in the same bundle; Ray starts it once the old one is gone for good."""
+        """A fresh actor in the same bundle; Ray starts it once the old one is gone for good.
+
+        Where the bundle's node is lost, Ray finds that out in its own time, puts the bundle on
+        another, or keeps the actor waiting until there is one.
+        """
         ray.kill(self._actors.pop(bootstrap.stage))
         self._launch(bootstrap, on_death)
+
+    def why_missing(self, stages: Collection[int]) -> str:
+        """Names the stages whose bundle lies on no node, and what every node has."""
+        config = self._config
+        nodes = self._nodes_of_bundles()
+        homeless = [stage for stage in stages if not nodes[self._bundles[stage]]]
+        if not homeless:
+            return ""
+        return (
+            f"Ray has no node for stages {homeless}, which take {bundle_told(config.bundle)} each: "
+            f"{nodes_told(_rooms(), config.bundle)}; add a node or free one"
+        )
 
     def close(self) -> None:
         if self._closed:
@@ -105,14 +138,21 @@ class RayPlacement:
 
     def _launch(self, bootstrap: StageBootstrap, on_death: OnDeath) -> None:
         actor = self._actors[bootstrap.stage] = self._actor(bootstrap.stage)
-        host = "" if self._config.address else LOOPBACK
         place = actor.stderr_place.remote()  # before serve, behind which it would wait
-        serving = actor.serve.remote(replace(bootstrap, host=host))
+        serving = actor.serve.remote(self._equipped(bootstrap))
         watcher = threading.Thread(
             target=self._watch, args=(serving, place, bootstrap.stage, on_death), daemon=True
         )
         watcher.start()
         self._watchers.append(watcher)
+
+    def _equipped(self, bootstrap: StageBootstrap) -> StageBootstrap:
+        """On a Ray of our own, stages have this process's environment and loopback."""
+        config = self._config
+        if not config.address:
+            return replace(bootstrap, host=LOOPBACK, num_gpus=config.num_gpus)
+        environment = dict(config.environment)
+        return replace(bootstrap, environment=environment, num_gpus=config.num_gpus)
 
     def _watch(self, serving: Any, place: Any, stage: int, on_death: OnDeath) -> None:
         """Waits for the one call that lasts as long as the stage."""
@@ -133,6 +173,7 @@ class RayPlacement:
             with _sigterm_kept():
                 if self._config.address:
                     _check_reachable(self._config.address)
+                    _show_token()
                     ray.init(address=self._config.address, **quiet)
                 else:
                     self._start_private(quiet)
@@ -153,23 +194,23 @@ class RayPlacement:
 
     # ---- placing -------------------------------------------------------
 
-    def _bundle(self) -> dict[str, float]:
-        bundle: dict[str, float] = {"CPU": self._config.num_cpus}
-        if self._config.num_gpus:
-            bundle["GPU"] = self._config.num_gpus
-        return bundle
-
     def _place(self) -> Any:
         self._check_own_gpus()
-        bundles = [self._bundle() for _ in range(self._config.num_stages)]
-        group = placement_group(bundles, strategy="PACK")
+        config = self._config
+        group = placement_group([config.bundle] * config.num_stages, strategy="PACK")
         if not self._placed(group):
             raise StartupError(
-                f"Ray could not place {bundles} within {self._config.place_timeout_s:g} s; the "
-                f"cluster has {ray.cluster_resources()}: add nodes, take fewer stages, or lower "
-                "cpus_per_stage"
+                f"Ray could not place {config.num_stages} stages with {bundle_told(config.bundle)} "
+                f"each within start_timeout_s = {config.place_timeout_s:g} s: "
+                f"{nodes_told(_rooms(), config.bundle)}; add or free nodes, take fewer stages, "
+                "lower cpus_per_stage, or raise start_timeout_s"
             )
         return group
+
+    def _nodes_of_bundles(self) -> list[str]:
+        """The node of each bundle, by its id; empty where it has none at the moment."""
+        nodes = placement_group_table(self._group)["bundles_to_node_id"]
+        return [nodes[bundle] for bundle in range(self._config.num_stages)]
 
     def _placed(self, group: Any) -> bool:
         """Whether all bundles have their place in time; the group is removed if not."""
@@ -202,7 +243,8 @@ class RayPlacement:
             num_cpus=self._config.num_cpus,
             num_gpus=self._config.num_gpus,
             scheduling_strategy=PlacementGroupSchedulingStrategy(
-                placement_group=self._group, placement_group_bundle_index=stage
+                placement_group=self._group,
+                placement_group_bundle_index=self._bundles[stage],
             ),
         ).remote()
 
@@ -212,6 +254,20 @@ class RayPlacement:
             ray.kill(actor)
         if self._group is not None:
             remove_placement_group(self._group)
+
+
+def _rooms() -> list[NodeRoom]:
+    """Every living node of the cluster."""
+    free = importlib.import_module("ray._private.state").available_resources_per_node()
+    return [
+        NodeRoom(
+            address=node["NodeManagerAddress"],
+            total=node["Resources"],
+            free=free.get(node["NodeID"], {}),
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
 
 
 def _check_reachable(address: str) -> None:
@@ -227,6 +283,18 @@ def _check_reachable(address: str) -> None:
         ) from None
 
 
+def _show_token() -> None:
+    """As `ray start` does, and ray.init does not: where there is a token, it is shown.
+
+    A Ray that asks for none does not mind; RAY_AUTH_MODE=disabled keeps it.
+    """
+    with contextlib.suppress(ImportError):  # a Ray that knows no tokens yet
+        tokens = importlib.import_module("ray._private.authentication.authentication_token_setup")
+        loader = tokens.AuthenticationTokenLoader.instance()
+        if "RAY_AUTH_MODE" not in os.environ and loader.has_token(ignore_auth_mode=True):
+            tokens._enable_token_auth()
+
+
 def _tell_last_lines(stage: int, place: Any) -> None:
     """What the stage wrote to stderr last; `place` is to become what stderr_place returns."""
     try:
@@ -238,8 +306,12 @@ def _tell_last_lines(stage: int, place: Any) -> None:
 
 
 def _reason(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
+    """One line: what was raised in the actor; of a dead one, the last line that Ray has."""
+    cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    if isinstance(cause, OrcaError):
+        return str(cause)
+    return f"{type(cause).__name__}: {lines[-1] if lines else 'no reason given'}"
 
 
 def _short_temp_dir() -> str:

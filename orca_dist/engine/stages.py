@@ -39,6 +39,10 @@ class Placement(Protocol):
         """
         ...
 
+    def why_missing(self, stages: Collection[int]) -> str:
+        """Why these have not come, where it is for want of a place; else empty."""
+        ...
+
     def close(self) -> None:
         """Kill what is left and give back all resources; any number of times."""
         ...
@@ -103,6 +107,7 @@ class StageStatus:
     pid: int = 0
     actor_id: str = ""
     device: str = ""
+    gpus: tuple[str, ...] = ()  # their ids on the node, where its launcher reserved some
     state: str = "starting"
     versions: str = ""
     num_requests: int = 0  # that it keeps tokens and blocks of, as its last heartbeat said

@@ -12,6 +12,7 @@ from dataclasses import replace
 import ray
 
 from orca_dist.bootstrap import StageBootstrap
+from orca_dist.errors import StartupError
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)
@@ -24,11 +25,22 @@ class StageActor:
 
     def serve(self, bootstrap: StageBootstrap) -> bool:
         """Runs the stage; True when the master closed it."""
+        os.environ.update(bootstrap.environment)  # before what reads it is imported
+        bootstrap = self._at_home(bootstrap)
         from orca_dist.stage.process import serve_stage
         from orca_dist.stage.worker import StageWorker
 
-        host = ray.util.get_node_ip_address()
-        bootstrap = replace(bootstrap, host=bootstrap.host or host)
         worker = StageWorker(host=bootstrap.host)
         actor_id = ray.get_runtime_context().get_actor_id()
         return serve_stage(bootstrap, worker, actor_id=actor_id)
+
+    def _at_home(self, bootstrap: StageBootstrap) -> StageBootstrap:
+        """With this node's address and this stage's GPUs, as Ray has them."""
+        host = bootstrap.host or ray.util.get_node_ip_address()
+        gpus = tuple(str(gpu) for gpu in ray.get_gpu_ids())
+        if len(gpus) != bootstrap.num_gpus:
+            raise StartupError(
+                f"on node {host} Ray gave stage {bootstrap.stage} the GPUs [{', '.join(gpus)}], "
+                f"and it is to have {bootstrap.num_gpus} of its own"
+            )
+        return replace(bootstrap, host=host, gpus=gpus)

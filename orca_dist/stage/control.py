@@ -6,17 +6,16 @@ Knows the protocol's order (hello, setup, open, plans), not what a stage does.
 from __future__ import annotations
 
 import os
-import platform
 import queue
 import socket
 from collections.abc import Iterator
 
 import grpc
 
-from orca_dist import __version__
 from orca_dist.bootstrap import SECRET_HEADER, StageBootstrap
 from orca_dist.proto.v1.control_pb2 import Hello, MasterMessage, StageMessage
 from orca_dist.proto.v1.control_pb2_grpc import ControlServiceStub
+from orca_dist.versions import software_versions
 
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -66,7 +65,7 @@ def _await_ready(channel: grpc.Channel, address: str, timeout_s: float) -> None:
         ) from None
 
 
-def hello(bootstrap: StageBootstrap, *, actor_id: str, torch_version: str) -> StageMessage:
+def hello(bootstrap: StageBootstrap, *, actor_id: str) -> StageMessage:
     """Who this stage is, for the master's books and logs."""
     return StageMessage(
         hello=Hello(
@@ -74,8 +73,8 @@ def hello(bootstrap: StageBootstrap, *, actor_id: str, torch_version: str) -> St
             pid=os.getpid(),
             node=socket.gethostname(),
             actor_id=actor_id,
-            versions=f"python {platform.python_version()}, torch {torch_version}, "
-            f"orca_dist {__version__}",
+            versions=software_versions(),
             host=bootstrap.host,
+            gpus=bootstrap.gpus,
         )
     )

@@ -20,8 +20,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 
-import torch
-
 from orca_dist.bootstrap import StageBootstrap
 from orca_dist.errors import OrcaError
 from orca_dist.logs import Origin, set_up_logging
@@ -139,10 +137,12 @@ def serve_stage(bootstrap: StageBootstrap, worker: StageWorker, *, actor_id: str
     origin = Origin(stage=bootstrap.stage)
     bound_kernel_caches()
     set_up_logging(bootstrap.log, origin)
+    if bootstrap.environment:
+        log.info("variables of the driver's: %s", " ".join(sorted(bootstrap.environment)))
     link = ControlLink(bootstrap)
     compute = ComputeThread(worker, link.send)
     compute.start()
-    link.send(hello(bootstrap, actor_id=actor_id, torch_version=torch.__version__))
+    link.send(hello(bootstrap, actor_id=actor_id))
     closed = False
     for message in link.messages():
         kind = message.WhichOneof("kind")

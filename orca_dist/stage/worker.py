@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from orca_dist.stage.sampler import sample_row
 from orca_dist.stage.trace import StagePhase, StageTrace, TraceRow
 from orca_dist.stage.weights import OnBytes, StageWeights
 from orca_dist.transport.channel import Arrival, Channel
+from orca_dist.transport.interfaces import gloo_host, interfaces_here, set_nccl_interface
 from orca_dist.transport.links import LinkConfig, open_links
 from orca_dist.transport.rendezvous import host_store, join_store
 
@@ -80,6 +82,7 @@ class StageWorker:
     _decoder: Decoder
     _table: RequestTable
     _cache: KVStore | None
+    _link_host: str
 
     def __init__(self, *, host: str) -> None:
         self.host = host
@@ -109,6 +112,7 @@ class StageWorker:
         `on_bytes` hears of each tensor: bytes read so far, and in all.
         """
         self._setup = setup
+        self._link_host = self._settle_interface(setup.link)
         self._device = make_device(setup.device)
         self._dtype = getattr(torch, setup.dtype)
         weights = StageWeights(setup, self._device.torch_device)
@@ -169,6 +173,13 @@ class StageWorker:
                 device=self._device.torch_device,
             )
 
+    def _settle_interface(self, link: str) -> str:
+        """Where links bind; raises StartupError for a wrong name in this node's environment."""
+        if link == "nccl":
+            set_nccl_interface(self.host, os.environ, interfaces_here())
+            return self.host
+        return gloo_host(self.host, os.environ, interfaces_here())
+
     def _open_links(self, epoch: Open) -> tuple[Channel | None, Channel | None]:
         setup = self._setup
         store = self._store or join_store(epoch.store_address, epoch.link_timeout_s)
@@ -176,7 +187,7 @@ class StageWorker:
             kind=setup.link,
             stage=setup.stage,
             num_stages=setup.num_stages,
-            host=self.host,
+            host=self._link_host,
             device=self._device.torch_device,
             timeout_s=epoch.link_timeout_s,
             max_pending=setup.inflight,

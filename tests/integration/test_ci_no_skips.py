@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 PLUGIN = Path(__file__).resolve().parents[1] / "ci_no_skips.py"
-CONFIG = "[pytest]\nmarkers =\n    gpu: needs a CUDA device\n"
+CONFIG = "[pytest]\nmarkers =\n    gpu: needs a CUDA device\n    root: needs root\n"
 SKIPPED = "import pytest\n\ndef test_it():\n    pytest.skip('why')\n"
 XFAILED = "import pytest\n\n@pytest.mark.xfail\ndef test_it():\n    assert False\n"
 MODULE_SKIPPED = "import pytest\n\npytest.skip('why', allow_module_level=True)\n"
+ROOT = "import pytest\n\n@pytest.mark.root\ndef test_it():\n    pytest.skip('why')\n"
 GPU = "import pytest\n\n@pytest.mark.gpu\ndef test_it():\n    pytest.skip('why')\n"
 
 
@@ -52,3 +53,8 @@ def test_a_skip_is_allowed_elsewhere(tmp_path: Path) -> None:
 def test_gpu_tests_may_skip_in_ci(tmp_path: Path) -> None:
     suite = {"test_a.py": GPU, "tests/gpu/test_b.py": MODULE_SKIPPED}
     assert _exit_code(tmp_path, suite, ci="true") == pytest.ExitCode.OK
+
+
+def test_root_s_tests_may_skip_in_ci_for_others(tmp_path: Path) -> None:
+    code = pytest.ExitCode.OK if os.geteuid() else pytest.ExitCode.TESTS_FAILED
+    assert _exit_code(tmp_path, {"test_a.py": ROOT}, ci="true") == code

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from pathlib import Path
 
 import pytest
 
 from orca_dist import LLM, SamplingParams
 from orca_dist.config import Dtype, EngineConfig, Launcher, LoadFormat
+from orca_dist.errors import StartupError
 from tests.fixtures.checkpoints import loud_llama
 
 
@@ -39,3 +41,18 @@ def test_a_model_without_weights_serves_made_up_ones(tmp_path: Path) -> None:
     with LLM(folder, config=config) as llm:
         (answer,) = llm.generate(["Hello"], SamplingParams(max_tokens=4, ignore_eos=True))
         assert len(answer.token_ids) == 4
+
+
+def test_a_wrong_network_interface_ends_the_start_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gloo takes no list of those to leave out; links would wait for one another otherwise."""
+    folder = loud_llama(tmp_path / "loud", num_layers=2)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "^lo")
+    began_s = time.monotonic()
+    told = (
+        r"stage [01] \(pid \d+, node 127.0.0.1\) did not start: GLOO_SOCKET_IFNAME = \^lo fits no"
+    )
+    with pytest.raises(StartupError, match=rf"{told} interface of node 127.0.0.1, which has .*lo"):
+        LLM(folder, stages=2)
+    assert time.monotonic() - began_s < 15

@@ -239,3 +239,36 @@ def test_a_split_is_a_rule_or_numbers(
     serve = commands(Settings())
     parsed = parse(serve, ["serve", "m", "--split", *variable.split()])
     assert parsed.engine.split == split
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"launcher": "local", "ray_address": "auto"},
+            "ray_address = auto: launcher = local starts stages on this machine alone",
+        ),
+        (
+            {"ray_address": "ray://10.0.0.1:10001"},
+            "ray_address = ray://10.0.0.1:10001: stages have to reach this process; run it",
+        ),
+        ({"pass_env": ("A", "*")}, r"pass_env = \*: must be a variable's name, or its beginning"),
+        ({"pass_env": ("A=1",)}, "pass_env = A=1: must be a variable's name"),
+    ],
+)
+def test_what_no_cluster_can_do_is_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(**changes).check()  # type: ignore[arg-type]
+
+
+def test_variables_to_pass_on_are_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("pass_env: [OMP_NUM_THREADS, MINE_*]\n")
+    wanted = ("OMP_NUM_THREADS", "MINE_*")
+    assert load_settings({}, path).engine.pass_env == wanted
+    assert load_settings({"ORCA_PASS_ENV": " ".join(wanted)}, None).engine.pass_env == wanted
+    parsed = parse(commands(Settings()), ["serve", "m", "--pass-env", *wanted])
+    assert parsed.engine.pass_env == wanted
+    path.write_text("pass_env: MINE_*\n")
+    with pytest.raises(ConfigError, match="needs a list"):
+        load_settings({}, path)

@@ -27,11 +27,10 @@ def _project() -> dict[str, object]:
 
 
 def _requirements() -> list[Requirement]:
-    """Those of the package and its dev extra; the gpu extra follows torch's own pins."""
+    """Those of the package and its dev extra, without triton: a CUDA build of torch pins that."""
     project = _project()
-    return [Requirement(line) for line in project["dependencies"]] + [
-        Requirement(line) for line in project["optional-dependencies"]["dev"]
-    ]
+    lines = project["dependencies"] + project["optional-dependencies"]["dev"]
+    return [each for each in map(Requirement, lines) if each.name != "triton"]
 
 
 def _pins() -> dict[str, str]:

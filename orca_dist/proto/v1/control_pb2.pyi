@@ -147,20 +147,22 @@ class StageMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., load_progress: _Optional[_Union[LoadProgress, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("stage", "pid", "node", "actor_id", "versions", "host")
+    __slots__ = ("stage", "pid", "node", "actor_id", "versions", "host", "gpus")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     ACTOR_ID_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
     stage: int
     pid: int
     node: str
     actor_id: str
     versions: str
     host: str
-    def __init__(self, stage: _Optional[int] = ..., pid: _Optional[int] = ..., node: _Optional[str] = ..., actor_id: _Optional[str] = ..., versions: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
+    gpus: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, stage: _Optional[int] = ..., pid: _Optional[int] = ..., node: _Optional[str] = ..., actor_id: _Optional[str] = ..., versions: _Optional[str] = ..., host: _Optional[str] = ..., gpus: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Loaded(_message.Message):
     __slots__ = ("device", "weight_bytes", "store_address", "free_bytes", "fetched_bytes", "fetch_s", "read_bytes", "read_s", "node_bytes")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib.metadata
+import platform
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -13,6 +15,7 @@ from orca_dist.engine.pipeline import Pipeline
 from orca_dist.engine.stages import News, OnDeath
 from orca_dist.errors import StartupError
 from orca_dist.proto.v1 import control_pb2 as pb
+from orca_dist.versions import software_versions
 from tests.unit.engine.test_settle import settled
 
 GPU = {0: pb.Loaded(free_bytes=10_000_000, device="cuda:0", weight_bytes=77)} | {
@@ -33,6 +36,9 @@ class NoPlacement:
 
     def replace(self, bootstrap: StageBootstrap, on_death: OnDeath) -> None:
         self.replaced.append(bootstrap.stage)
+
+    def why_missing(self, stages: Collection[int]) -> str:
+        return ""
 
     def close(self) -> None:
         pass
@@ -113,3 +119,53 @@ def test_a_gpu_with_nothing_left_is_refused() -> None:
     full = GPU | {1: pb.Loaded(free_bytes=0, weight_bytes=99, device="cuda:0")}
     with pytest.raises(StartupError, match=r"cuda:0 of stage 1 has"):
         blocks(full, memory_share=0.9)
+
+
+# ---- versions and GPUs of the nodes ------------------------------------
+
+
+def hello(versions: str, gpus: tuple[str, ...] = ()) -> pb.StageMessage:
+    return pb.StageMessage(hello=pb.Hello(pid=7, host="10.0.0.2", versions=versions, gpus=gpus))
+
+
+def test_a_stage_of_other_versions_is_refused() -> None:
+    """Ray compares its own and Python's, and knows nothing of torch."""
+    ours = software_versions()
+    theirs = ours.replace("torch ", "torch 9.")
+    pipeline = Pipeline(settled(stages=2), NoPlacement())
+    pipeline._note((0, hello(ours)))
+    with pytest.raises(StartupError) as caught:
+        pipeline._note((1, hello(theirs)))
+    pipeline.close()
+    assert str(caught.value) == (
+        f"stage 1 (pid 7, node 10.0.0.2) runs {theirs}, and the engine master {ours}: install the "
+        "same on every node"
+    )
+
+
+def test_what_may_differ_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"torch": "2.13.0+cu130", "ray": "2.60.0"}
+    monkeypatch.setattr(importlib.metadata, "version", installed.__getitem__)
+    monkeypatch.setattr(platform, "python_version_tuple", lambda: ("3", "12", "7"))
+    assert software_versions().startswith("python 3.12, torch 2.13.0, ray 2.60.0, orca_dist ")
+
+
+@pytest.mark.parametrize(("gpus", "told"), [((), "cuda:0"), (("5",), "cuda:0 (GPU 5)")])
+def test_a_device_is_told_with_the_node_s_number_of_it(gpus: tuple[str, ...], told: str) -> None:
+    pipeline = Pipeline(settled(stages=2), NoPlacement())
+    pipeline._note((1, hello(software_versions(), gpus)))
+    pipeline._note((1, pb.StageMessage(loaded=pb.Loaded(device="cuda:0"))))
+    pipeline.close()
+    assert pipeline.stages[1].device == told
+
+
+class Homeless(NoPlacement):
+    def why_missing(self, stages: Collection[int]) -> str:
+        return f"no node for {stages}"
+
+
+def test_what_keeps_stages_away_is_told() -> None:
+    pipeline = Pipeline(replace(settled(stages=2), start_timeout_s=0.01), Homeless())
+    with pytest.raises(StartupError, match=r"did not start within .*: no node for \[0, 1\]"):
+        pipeline.start(lambda text: None, lambda done, total: None)
+    pipeline.close()

@@ -1,0 +1,106 @@
+"""`orca-dist doctor` on a real Ray: two nodes with addresses of their own, and an open head."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.fixtures.checkpoints import loud_llama
+from tests.fixtures.ray_heads import ray_started
+
+pytestmark = pytest.mark.ray
+
+SECOND = "127.0.0.2"
+DOCTOR_S = 100.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return loud_llama(tmp_path_factory.mktemp("doctor") / "loud")
+
+
+def doctor(folder: Path, environment: Mapping[str, str], *flags: str) -> tuple[int, dict[str, Any]]:
+    command = [sys.executable, "-m", "orca_dist", "doctor", str(folder), "--port", "0"]
+    done = subprocess.run(
+        [*command, "--device", "cpu", *flags, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=DOCTOR_S,
+        env=dict(environment),
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def report(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Of two nodes that want a token; the second was started with a wrong variable."""
+    nodes = [("127.0.0.1", {}), (SECOND, {"GLOO_SOCKET_IFNAME": "nic7"})]
+    with ray_started(nodes, "token") as (address, environment):
+        yield doctor(folder, environment, "--ray-address", address)
+        actors = [p for p in psutil.process_iter() if "ExaminerActor" in p.name()]
+        assert psutil.wait_procs(actors, 20)[1] == []
+
+
+def of_check(report: dict[str, Any], check: str) -> list[tuple[str, str]]:
+    """Node and verdict of each finding."""
+    found = [each for each in report["findings"] if each["check"] == check]
+    return [(each["node"], each["verdict"]) for each in found]
+
+
+def test_every_node_is_asked(report: tuple[int, dict[str, Any]]) -> None:
+    _, document = report
+    first, second = (node["node"] for node in document["nodes"])
+    assert second == SECOND
+    assert of_check(document, "model") == [(first, "pass"), (second, "pass")]
+    assert of_check(document, "port") == [(first, "pass")]  # the server's own node
+    assert of_check(document, "versions") == [("", "pass")]
+    assert of_check(document, "places") == [("", "pass")]  # a CPU each
+
+
+def test_every_pair_is_connected(report: tuple[int, dict[str, Any]]) -> None:
+    _, document = report
+    names = [node["node"] for node in document["nodes"]]
+    links = document["links"]
+    assert {(link["source"], link["target"]) for link in links} == {
+        (source, target) for source in names for target in names
+    }
+    assert all(link["latency_s"] > 0 and link["bytes_s"] > 0 for link in links)
+    assert of_check(document, "clock") == [("", "pass")]  # they share one
+
+
+def test_a_wrong_variable_of_one_node_is_its_own(report: tuple[int, dict[str, Any]]) -> None:
+    code, document = report
+    assert code == 1
+    assert (SECOND, "fail") in of_check(document, "interface")
+    (seen,) = (
+        each["seen"]
+        for each in document["findings"]
+        if each["check"] == "interface" and each["verdict"] == "fail"
+    )
+    assert seen.startswith("GLOO_SOCKET_IFNAME=nic7 names no interface here; this node has ")
+
+
+def test_a_head_that_wants_a_token(report: tuple[int, dict[str, Any]]) -> None:
+    _, document = report
+    assert of_check(document, "ray") == [("", "pass")]
+
+
+def test_an_open_head_is_found_without_its_address(folder: Path) -> None:
+    with ray_started([("127.0.0.1", {})], "disabled") as (address, environment):
+        code, document = doctor(folder, environment)
+    port = address.rpartition(":")[2]
+    assert code == 1
+    assert [
+        each["verdict"]
+        for each in document["findings"]
+        if each["check"] == "ray" and f":{port} " in each["seen"]
+    ] == ["fail"]
