@@ -118,11 +118,11 @@ def by_node(calls: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
 
 
 def test_a_node_that_never_joins_is_named(tmp_path: Path) -> None:
-    with submitted(tmp_path / "a", 1234, absent="gpu07", start_timeout_s=8) as job:
+    with submitted(tmp_path / "a", 1234, absent="gpu07", start_timeout_s=30) as job:
         calls = by_node(job.calls(3))
         code, err = job.end()
     assert code == 3
-    assert err.splitlines()[-1].startswith("error: nodes gpu07 have not joined within 8 s")
+    assert err.splitlines()[-1].startswith("error: nodes gpu07 have not joined within 30 s")
     assert [node for node, flags in calls.items() if "--head" in flags] == ["gpu01"]
     head = calls["gpu01"]
     assert head["--node-ip-address"] in own_addresses()
