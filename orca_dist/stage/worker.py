@@ -82,10 +82,10 @@ class StageWorker:
     _decoder: Decoder
     _table: RequestTable
     _cache: KVStore | None
-    _link_host: str
 
     def __init__(self, *, host: str) -> None:
         self.host = host
+        self._link_host = host
         self.trace = StageTrace()
         self.look_ahead: Callable[[], None] = lambda: None
         self.last_input_seq = 0

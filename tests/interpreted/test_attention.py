@@ -42,6 +42,7 @@ def test_many_long_mixes(mix: Mix) -> None:
     check_attention(mix, TritonAttention())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 600])
 def test_long_contexts_are_split_and_merged(dtype: torch.dtype, window: int | None) -> None:
@@ -49,12 +50,13 @@ def test_long_contexts_are_split_and_merged(dtype: torch.dtype, window: int | No
     check_attention(mix, TritonAttention())
 
 
+@pytest.mark.slow
 def test_a_context_of_more_chunks_than_are_merged_has_longer_ones() -> None:
     check_attention(Mix(spans=((17000, 1),), heads=(2, 1), head_dim=16), TritonAttention())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("window", [None, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_request_has_the_same_bits_alone_or_batched(
     dtype: torch.dtype, window: int | None
 ) -> None:

@@ -27,6 +27,7 @@ def rows_of(folder: Path, kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> 
     return stages[-1].rows
 
 
+@pytest.mark.slow
 def test_a_mixed_batch_goes_through_both_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
