@@ -38,6 +38,7 @@ test-unit: setup ## Run the unit tests: no Ray, under a minute
 	$(PYTEST) -m "not gpu and not slow" tests/unit $(ARGS)
 
 test-all: test ## Run every test that this kind of machine can run
+	-scripts/install.sh ip=iproute2 sshd=openssh-server rsync=rsync unshare=util-linux
 	$(PYTEST) -m "slow and not gpu" --ignore=tests/slurm $(ARGS)
 	scripts/test_slurm.sh $(ARGS)
 
