@@ -12,7 +12,7 @@ from orca_dist.cli.main import main
 from tests.fixtures.checkpoints import loud_llama
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_a_small_run_adds_up(dtype: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = loud_llama(tmp_path / "model")
     workload = tmp_path / "workload.json"

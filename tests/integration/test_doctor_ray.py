@@ -15,7 +15,7 @@ import pytest
 from tests.fixtures.checkpoints import loud_llama
 from tests.fixtures.ray_heads import ray_started
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 SECOND = "127.0.0.2"
 DOCTOR_S = 100.0

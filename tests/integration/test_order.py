@@ -44,6 +44,7 @@ def test_random_delays_change_nothing(front: Front) -> None:
     _check_in_step(front)
 
 
+@pytest.mark.slow
 def test_random_aborts_change_nothing(front: Front) -> None:
     """B9: four at once, two aborted at random iterations; the others equal their solo output."""
     rng = random.Random(9)

@@ -67,9 +67,7 @@ def check(variants: list[Variant]) -> None:
 def test_some_kernels_compile_within_limits() -> None:
     check(
         [
-            *triton_table.attention_variants([128], ["bf16"], [80, 90]),
-            *triton_table.attention_variants([80], ["fp32"], [89]),
-            *triton_table.fp8_variants([64], [89]),
+            *triton_table.attention_variants([128], ["bf16"], [90]),
             *triton_table.merge_variants([128], [80]),
             *triton_table.row_variants(MODELS[1:2], ["bf16"], [90]),
         ]

@@ -55,8 +55,9 @@ def test_a_context_of_more_chunks_than_are_merged_has_longer_ones() -> None:
     check_attention(Mix(spans=((17000, 1),), heads=(2, 1), head_dim=16), TritonAttention())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [None, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("window", [None, 40])
 def test_a_request_has_the_same_bits_alone_or_batched(
     dtype: torch.dtype, window: int | None
 ) -> None:
