@@ -19,7 +19,7 @@ BUILD_TESTS = "built_once or compiler or dispatch"  # they choose a compiler of 
 @pytest.mark.timeout(600)
 def test_the_kernels_are_clean(tmp_path: Path) -> None:
     compiler = tmp_path / "c++"
-    flags = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g"
+    flags = "-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g"
     compiler.write_text(f'#!/bin/sh\nexec g++ "$@" {flags}\n')
     compiler.chmod(0o755)
     done = run_tests(tmp_path, compiler, [str(UNIT / name) for name in KERNEL_TESTS])
