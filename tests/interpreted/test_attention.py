@@ -29,14 +29,14 @@ def test_any_mix(mix: Mix) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(mix=mixes(max_start=300))
 def test_many_mixes(mix: Mix) -> None:
     check_attention(mix, TritonAttention())
 
 
 @pytest.mark.slow
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(mix=mixes(max_start=3000, head_dims=(32, 128)))
 def test_many_long_mixes(mix: Mix) -> None:
     check_attention(mix, TritonAttention())

@@ -32,7 +32,7 @@ def test_any_rows(mix: RowMix, table_dtype: torch.dtype) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(mix=row_mixes, table_dtype=tables)
 def test_many_rows(mix: RowMix, table_dtype: torch.dtype) -> None:
     check_norm(mix, rows.rms_norm)
