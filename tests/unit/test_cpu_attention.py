@@ -161,6 +161,13 @@ def test_what_lies_before_the_window_is_not_used(kernel: CpuAttention) -> None:
     assert not torch.equal(case.run(kernel), expected)
 
 
+def test_a_cache_of_another_layout_is_refused(kernel: CpuAttention) -> None:
+    case = Case([(0, 5)])
+    case.k = case.k.contiguous()
+    with pytest.raises(ValueError, match="empty_kv"):
+        case.run(kernel)
+
+
 def test_nan_stays_with_its_request(kernel: CpuAttention) -> None:
     case = Case([(0, 5), (20, 1)])
     expected = case.run(kernel)

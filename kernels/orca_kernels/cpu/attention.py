@@ -56,6 +56,8 @@ class CpuAttention:
         scale: float,
         window: int | None = None,
     ) -> torch.Tensor:
+        if k_BSMD.stride(1) != 1 or v_BSMD.stride(3) != 1:
+            raise ValueError("these kernels read keys and values as empty_kv() lays them out")
         q_TND = q_TND.contiguous()
         out_TND = torch.empty_like(q_TND)
         table, blocks = context.table, context.flat_blocks
