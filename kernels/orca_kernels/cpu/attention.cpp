@@ -393,11 +393,12 @@ void attend_tile(const Shape& shape, Scratch<T>& s, const Request& request, cons
       out[offset[row] + d] = narrowed<T>(tile.out[row * D + d] / tile.row_sum[row]);
 }
 
-// Tiles are dealt out to threads by their share of the whole cost, rows times keys.
+// The tiles that begin in `num_shares` equal shares of the whole cost, rows times keys: of those shares
+// [first, last).
 template <class T>
 void attend_batch(const Shape& shape, const Request* requests, int64_t num_requests,
                   const int64_t* blocks, const void* q, const void* k, const void* v, void* out,
-                  int64_t thread, int64_t num_threads) {
+                  int64_t first, int64_t last, int64_t num_shares) {
   double total = 0.0, before = 0.0;
   for (int64_t r = 0; r < num_requests; ++r)
     total += static_cast<double>(requests[r].length) * keys_seen(shape, requests[r]);
@@ -411,9 +412,9 @@ void attend_batch(const Shape& shape, const Request* requests, int64_t num_reque
                            kv_head, shape.block_size * shape.head_dim};
       for (int64_t begin = 0; begin < rows; begin += kRows) {
         const int64_t end = std::min(begin + kRows, rows);
-        const int64_t owner = static_cast<int64_t>(before / total * num_threads);
+        const int64_t share = static_cast<int64_t>(before / total * num_shares);
         before += (end - begin) * row_cost;
-        if (owner == thread)
+        if (first <= share && share < last)
           attend_tile<T>(shape, scratch, requests[r], blocks, cache, begin, end, static_cast<const T*>(q),
                          static_cast<T*>(out));
       }
@@ -434,10 +435,9 @@ extern "C" void orca_paged_attention(int64_t is_bf16, const void* q, const void*
                                      int64_t window, float scale, int64_t num_threads) {
   const Shape shape{num_heads, num_kv_heads, head_dim, block_size, window, scale};
   const Request* rows = reinterpret_cast<const Request*>(requests);
-  run_shares(num_threads, [&](int64_t thread) {
-    if (is_bf16)
-      attend_batch<uint16_t>(shape, rows, num_requests, blocks, q, k, v, out, thread, num_threads);
-    else
-      attend_batch<float>(shape, rows, num_requests, blocks, q, k, v, out, thread, num_threads);
+  const auto run = is_bf16 ? attend_batch<uint16_t> : attend_batch<float>;
+  const int64_t num_shares = num_threads * kSharesEach;
+  deal_out(num_threads, num_shares, [&](int64_t first, int64_t last) {
+    run(shape, rows, num_requests, blocks, q, k, v, out, first, last, num_shares);
   });
 }

@@ -1,7 +1,12 @@
 // Threads that share a kernel's work: the caller is one of them, the others sleep between two calls.
+//
+// Work is cut into more shares than there are threads, and whoever is free takes the next one: so
+// nobody waits for a thread that is still waking up, or that the machine has put aside, but for the
+// share that it has in hand.
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -9,61 +14,84 @@
 #include <memory>
 #include <mutex>
 #include <thread>
-#include <vector>
 
 namespace orca {
 
-// Gets its number, from 0 to one less than that of the threads.
+constexpr int64_t kSharesEach = 4;  // of each thread, if all are as fast
+
+// Gets its number, from 0 to one less than that of the shares.
 typedef std::function<void(int64_t)> Share;
 
 class Crew {
  public:
   explicit Crew(int64_t num_threads) {
     for (int64_t number = 1; number < num_threads; ++number)
-      std::thread([this, number] { work(number); }).detach();  // until the process ends
-    num_others_ = static_cast<uint32_t>(num_threads - 1);
+      std::thread([this] { work(); }).detach();  // until the process ends
   }
 
   // Whether it was free to do it; returns when all shares are done.
-  bool run(const Share& share) {
+  bool run(int64_t num_shares, const Share& share) {
     const std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);
     if (!turn.owns_lock()) return false;
     share_ = &share;
-    left_.store(num_others_);
+    num_shares_ = num_shares;
+    left_.store(static_cast<uint32_t>(num_shares));
+    const uint64_t round = round_.load() + 1;
+    open_.store(round << 32 | static_cast<uint64_t>(num_shares));
     round_.fetch_add(1);
     round_.notify_all();
-    share(0);
+    take_shares();
     for (uint32_t left = left_.load(); left != 0; left = left_.load()) left_.wait(left);
     return true;
   }
 
  private:
-  void work(int64_t number) {
-    for (uint32_t seen = 0;; ++seen) {
+  void work() {
+    for (uint32_t seen = 0;;) {
       round_.wait(seen);
-      (*share_)(number);
-      if (left_.fetch_sub(1) == 1) left_.notify_one();
+      seen = round_.load();
+      take_shares();
     }
+  }
+
+  // A share taken is of the round that `open` names, which can't end before that share does: so
+  // share_ and num_shares_ are that round's.
+  void take_shares() {
+    uint64_t open = open_.load();
+    while (static_cast<uint32_t>(open) != 0)
+      if (open_.compare_exchange_weak(open, open - 1)) {
+        (*share_)(num_shares_ - static_cast<uint32_t>(open));
+        if (left_.fetch_sub(1) == 1) left_.notify_one();
+        open = open_.load();
+      }
   }
 
   std::mutex turn_;
   const Share* share_ = nullptr;
-  uint32_t num_others_ = 0;
+  int64_t num_shares_ = 0;
+  std::atomic<uint64_t> open_{0};  // the round, and how many of its shares nobody has taken
   std::atomic<uint32_t> round_{0}, left_{0};
 };
 
-// share(0) ... share(num_threads - 1), on that many threads; where another caller has them, one after the other.
-inline void run_shares(int64_t num_threads, const Share& share) {
+inline Crew& crew_of(int64_t num_threads) {
   static std::mutex lock;
   static auto& crews = *new std::map<int64_t, std::unique_ptr<Crew>>;
-  if (num_threads > 1) {
-    std::unique_lock<std::mutex> held(lock);
-    auto& crew = crews[num_threads];
-    if (!crew) crew = std::make_unique<Crew>(num_threads);
-    held.unlock();
-    if (crew->run(share)) return;
-  }
-  for (int64_t number = 0; number < num_threads; ++number) share(number);
+  const std::unique_lock<std::mutex> held(lock);
+  auto& crew = crews[num_threads];
+  if (!crew) crew = std::make_unique<Crew>(num_threads);
+  return *crew;
+}
+
+// use(begin, end) for ranges of all items, on that many threads; all of it on this one where the
+// others work for another caller.
+template <class Use>
+void deal_out(int64_t num_threads, int64_t num_items, const Use& use) {
+  const int64_t num_shares = std::min(num_items, num_threads * kSharesEach);
+  const auto share = [&](int64_t number) {
+    use(num_items * number / num_shares, num_items * (number + 1) / num_shares);
+  };
+  if (num_threads == 1 || num_shares < 2 || !crew_of(num_threads).run(num_shares, share))
+    use(0, num_items);
 }
 
 }  // namespace orca

@@ -80,14 +80,14 @@ void for_tiles(int64_t begin, int64_t end, Use use) {
     use(begin + rows * tile / num_tiles, begin + rows * (tile + 1) / num_tiles);
 }
 
-// Those rows' inputs in fp32, tile after tile as [K][rows of the tile].
+// Inputs [k, k_end) of those rows in fp32, tile after tile as [K][rows of the tile].
 template <class In>
-void lay_inputs(const Product<In>& p, int64_t begin, int64_t end, float* laid) {
+void lay_inputs(const Product<In>& p, int64_t begin, int64_t end, int64_t k, int64_t k_end, float* laid) {
   for_tiles(begin, end, [&](int64_t first, int64_t last) {
     float* tile = laid + (first - begin) * p.K;
     for (int64_t row = first; row < last; ++row)
-      for (int64_t k = 0; k < p.K; ++k)
-        tile[k * (last - first) + row - first] = widened(p.x[row * p.K + k]);
+      for (int64_t i = k; i < k_end; ++i)
+        tile[i * (last - first) + row - first] = widened(p.x[row * p.K + i]);
   });
 }
 
@@ -129,45 +129,47 @@ inline float* grown(std::vector<Vec>& scratch, int64_t size) {
   return reinterpret_cast<float*>(scratch.data());
 }
 
-// Panels [first, last), for all rows.
+// Panels [first, last), for rows [begin, end).
 template <class In, class Weight>
-void multiply_panels(const Product<In>& p, const Weight* panels, int64_t first, int64_t last) {
-  thread_local std::vector<Vec> laid_scratch, wide_scratch, sums_scratch;  // of whole cache lines
-  const int64_t block = std::max<int64_t>(1, kCachedInputs / p.K / kTile) * kTile;
-  float* const laid = grown(laid_scratch, std::min(block, p.T) * p.K);
+void multiply_panels(const Product<In>& p, const float* laid, int64_t begin, int64_t end,
+                     const Weight* panels, int64_t first, int64_t last) {
+  thread_local std::vector<Vec> wide_scratch, sums_scratch;  // of whole cache lines
   float* const wide = grown(wide_scratch, kDepth * kPanel);
-  float* const sums = grown(sums_scratch, std::min(block, p.T) * kPanel);
-  for (int64_t begin = 0; begin < p.T; begin += block) {
-    const int64_t end = std::min(begin + block, p.T);
-    lay_inputs(p, begin, end, laid);
-    const bool is_few = end - begin <= kFewRows;
-    const int64_t most = is_few ? p.K : kDepth;
-    for (int64_t index = first; index < last; ++index) {
-      std::fill_n(sums, (end - begin) * kPanel, 0.0f);
-      for (int64_t k = 0; k < p.K; k += most) {
-        const int64_t depth = std::min(most, p.K - k), size = depth * kPanel;
-        const Weight* const weights = panels + (index * p.K + k) * kPanel;
-        const auto ahead = reinterpret_cast<const char*>(weights + size);
-        const int64_t num_ahead = size * sizeof(Weight);
-        if (is_few)
-          add_inputs(p, laid, begin, end, k, depth, weights, ahead, num_ahead, sums);
-        else
-          add_inputs(p, laid, begin, end, k, depth, in_fp32(weights, size, wide), ahead, num_ahead, sums);
-      }
-      write_columns(p, begin, end, index * kPanel, sums);
+  float* const sums = grown(sums_scratch, (end - begin) * kPanel);
+  const bool is_few = end - begin <= kFewRows;
+  const int64_t most = is_few ? p.K : kDepth;
+  for (int64_t index = first; index < last; ++index) {
+    std::fill_n(sums, (end - begin) * kPanel, 0.0f);
+    for (int64_t k = 0; k < p.K; k += most) {
+      const int64_t depth = std::min(most, p.K - k), size = depth * kPanel;
+      const Weight* const weights = panels + (index * p.K + k) * kPanel;
+      const auto ahead = reinterpret_cast<const char*>(weights + size);
+      const int64_t num_ahead = size * sizeof(Weight);
+      if (is_few)
+        add_inputs(p, laid, begin, end, k, depth, weights, ahead, num_ahead, sums);
+      else
+        add_inputs(p, laid, begin, end, k, depth, in_fp32(weights, size, wide), ahead, num_ahead, sums);
     }
+    write_columns(p, begin, end, index * kPanel, sums);
   }
 }
 
 template <class In, class Weight>
 void linear(const void* x, const void* panels, const float* bias, void* y, int64_t T, int64_t K,
             int64_t F, int64_t num_threads) {
+  thread_local std::vector<Vec> laid_scratch;
   const Product<In> product{static_cast<const In*>(x), bias, static_cast<In*>(y), T, K, F};
-  const int64_t num_panels = (F + kPanel - 1) / kPanel;
-  run_shares(num_threads, [&](int64_t share) {
-    multiply_panels(product, static_cast<const Weight*>(panels), num_panels * share / num_threads,
-                    num_panels * (share + 1) / num_threads);
-  });
+  const int64_t block = std::max<int64_t>(1, kCachedInputs / K / kTile) * kTile;
+  float* const laid = grown(laid_scratch, std::min(block, T) * K);
+  for (int64_t begin = 0; begin < T; begin += block) {
+    const int64_t end = std::min(begin + block, T);
+    deal_out(end - begin <= kFewRows ? 1 : num_threads, K, [&](int64_t k, int64_t k_end) {
+      lay_inputs(product, begin, end, k, k_end, laid);
+    });
+    deal_out(num_threads, (F + kPanel - 1) / kPanel, [&](int64_t first, int64_t last) {
+      multiply_panels(product, laid, begin, end, static_cast<const Weight*>(panels), first, last);
+    });
+  }
 }
 
 }  // namespace

@@ -167,18 +167,10 @@ void rotate_rows(const Rotation& r, int64_t begin, int64_t end) {
   }
 }
 
-// use(begin, end) on threads, each with its share of the rows.
-template <class Use>
-void share_rows(int64_t rows, int64_t num_threads, Use use) {
-  run_shares(num_threads, [&](int64_t share) {
-    use(rows * share / num_threads, rows * (share + 1) / num_threads);
-  });
-}
-
 template <class T>
 void norm_rows(const void* x, const void* weight, void* y, int64_t rows, int64_t H, float eps,
                bool rounds_late, int64_t num_threads) {
-  share_rows(rows, num_threads, [&](int64_t begin, int64_t end) {
+  deal_out(num_threads, rows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row)
       norm_row(static_cast<const T*>(x) + row * H, static_cast<const T*>(weight),
                static_cast<T*>(y) + row * H, H, eps, rounds_late);
@@ -188,7 +180,7 @@ void norm_rows(const void* x, const void* weight, void* y, int64_t rows, int64_t
 template <class T>
 void add_norm_rows(const void* x, const void* y, const void* weight, void* sum, void* normed,
                    int64_t rows, int64_t H, float eps, bool rounds_late, int64_t num_threads) {
-  share_rows(rows, num_threads, [&](int64_t begin, int64_t end) {
+  deal_out(num_threads, rows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       T* const sum_row = static_cast<T*>(sum) + row * H;
       add_row(static_cast<const T*>(x) + row * H, static_cast<const T*>(y) + row * H, sum_row, H);
@@ -200,7 +192,7 @@ void add_norm_rows(const void* x, const void* y, const void* weight, void* sum, 
 
 template <class T>
 void gate_rows(const void* gate_up, void* y, int64_t rows, int64_t F, int64_t num_threads) {
-  share_rows(rows, num_threads, [&](int64_t begin, int64_t end) {
+  deal_out(num_threads, rows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const T* gate = static_cast<const T*>(gate_up) + row * 2 * F;
       gate_row(gate, gate + F, static_cast<T*>(y) + row * F, F);
@@ -241,5 +233,5 @@ extern "C" void orca_rotate_and_write(int64_t is_bf16, int64_t is_table_bf16, co
                           k_cache, v_cache, T, N, M, D, S};
   const auto run = is_bf16 ? (is_table_bf16 ? rotate_rows<uint16_t, uint16_t> : rotate_rows<uint16_t, float>)
                            : (is_table_bf16 ? rotate_rows<float, uint16_t> : rotate_rows<float, float>);
-  share_rows(T, num_threads, [&](int64_t begin, int64_t end) { run(rotation, begin, end); });
+  deal_out(num_threads, T, [&](int64_t begin, int64_t end) { run(rotation, begin, end); });
 }
