@@ -80,7 +80,8 @@ class GroupChannel:
         try:
             self._pending.append((self._open_group().send([x_TH], self._peer, 0), x_TH))
             while len(self._pending) > self._max_pending:
-                self._pending.popleft()[0].wait()
+                self._pending[0][0].wait()
+                self._pending.popleft()
         except RuntimeError as error:
             raise LinkError(f"sending to the next stage failed: {error}") from error
 

@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
+from orca_dist.device.checked import CheckedDevice
 from orca_dist.device.cpu import CpuDevice
 from orca_dist.device.cuda import CudaDevice
 from orca_dist.device.seam import Device
 from orca_dist.device.staging import Uploads, download
+from orca_dist.errors import ConfigError
 from orca_dist.stage.device import make_device
 
 NAMES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+KINDS = [*NAMES, "checked"]
 DTYPES = [torch.int64, torch.float32, torch.bfloat16]
 
 
-@pytest.fixture(params=NAMES)
-def device(request: pytest.FixtureRequest) -> Device:
-    return make_device(request.param)
+@pytest.fixture(params=KINDS)
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    if request.param != "checked":
+        yield make_device(request.param)
+        return
+    checked = CheckedDevice()
+    with checked.watching():
+        yield checked
 
 
-def upload(device: Device, host: torch.Tensor) -> torch.Tensor:
-    """As a table of whole numbers is uploaded, for the current stream."""
-    sent = Uploads(device, num_buffers=1).send([host.flatten()])
-    sent.wait()
-    return sent.tables[0].view(host.shape)
-
-
-def test_a_name_makes_its_device(device: Device) -> None:
-    kind = {"cpu": CpuDevice, "cuda": CudaDevice}[device.torch_device.type]
-    assert isinstance(device, kind)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_makes_its_device(name: str) -> None:
+    device = make_device(name)
+    assert isinstance(device, {"cpu": CpuDevice, "cuda": CudaDevice}[name])
     assert torch.zeros(1, device=device.torch_device).device == device.torch_device
+
+
+def test_nobody_can_ask_for_the_checked_one() -> None:
+    with pytest.raises(ConfigError):
+        make_device("checked")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -38,11 +47,11 @@ def test_a_name_makes_its_device(device: Device) -> None:
 def test_what_is_on_the_device_can_be_downloaded(
     device: Device, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
-    host = torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
-    back = download(device, host.to(device.torch_device))
+    num = torch.Size(shape).numel()
+    there = torch.arange(num, dtype=dtype, device=device.torch_device).reshape(shape)
+    back = download(device, there)
     assert back.device.type == "cpu"
-    assert (back.dtype, back.shape) == (dtype, host.shape)
-    assert torch.equal(back, host)
+    assert torch.equal(back, torch.arange(num, dtype=dtype).reshape(shape))
 
 
 def test_download_waits_for_the_work_before_it(device: Device) -> None:
