@@ -38,6 +38,13 @@ class OrderFault(Exception):
     """Something was used before what it has to come after."""
 
 
+class _Local(threading.local):
+    """Of one thread: these are what it starts with."""
+
+    stream: Actor = COMPUTE
+    is_unwatched: bool = False
+
+
 class CheckedEvent:
     """What a stream or a link had been given, and what that came after."""
 
@@ -64,7 +71,7 @@ class CheckedDevice:
         self.clocks = Clocks()
         self._buffers: dict[int, Buffer] = {}
         self._faults: list[str] = []
-        self._local = threading.local()
+        self._local = _Local()
         self._lock = threading.RLock()
 
     # ---- the seam ------------------------------------------------------
@@ -96,7 +103,7 @@ class CheckedDevice:
     @property
     def stream(self) -> Actor:
         """This thread's current one."""
-        return getattr(self._local, "stream", COMPUTE)
+        return self._local.stream
 
     @property
     def thread(self) -> Actor:
@@ -117,15 +124,11 @@ class CheckedDevice:
     @contextmanager
     def unwatched(self) -> Iterator[None]:
         """Within it this thread plays the part of others, and is not checked."""
-        before, self._local.is_unwatched = self.is_unwatched, True
+        before, self._local.is_unwatched = self._local.is_unwatched, True
         try:
             yield
         finally:
             self._local.is_unwatched = before
-
-    @property
-    def is_unwatched(self) -> bool:
-        return getattr(self._local, "is_unwatched", False)
 
     def use(
         self, actor: Actor, what: str, *, reads: Tensors = (), writes: Tensors = ()
@@ -139,6 +142,8 @@ class CheckedDevice:
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """One of torch's: done at once, and noted as the work of whoever would do it."""
+        if self._local.is_unwatched:
+            return func(*args, **kwargs)
         with self._lock:
             name, tensors = func._schema.name, _tensors((args, kwargs))
             if name == LIFT:
@@ -261,8 +266,6 @@ class _Watch(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if self._device.is_unwatched:
-            return func(*args, **(kwargs or {}))
         return self._device.run(func, args, kwargs or {})
 
 

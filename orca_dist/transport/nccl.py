@@ -7,12 +7,15 @@ the group is made) and a stuck group is aborted instead.
 
 from __future__ import annotations
 
+import logging
 import os
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from orca_dist.transport.group import GroupChannel
+
+log = logging.getLogger(__name__)
 
 
 class NcclChannel(GroupChannel):
@@ -21,7 +24,10 @@ class NcclChannel(GroupChannel):
     def abort(self) -> None:
         group = self._group
         if group is not None:
-            group.abort()
+            try:
+                group.abort()
+            except RuntimeError as error:
+                log.warning("a link can't be aborted: %s", error)
 
     def close(self) -> None:
         self.abort()  # before tensors are dropped: nothing comes into them afterwards

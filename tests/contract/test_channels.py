@@ -20,6 +20,7 @@ from orca_dist.transport.channel import Channel, LinkError
 from orca_dist.transport.links import open_links
 from orca_dist.transport.rendezvous import host_store, join_store, pair_store
 from tests.fixtures.link_pairs import (
+    CHECKED,
     EPOCHS,
     HOST,
     MAX_PENDING,
@@ -33,10 +34,11 @@ from tests.fixtures.link_pairs import (
 KINDS = ["loopback", "gloo", "host", pytest.param("nccl", marks=pytest.mark.gpu)]
 NETWORKED = KINDS[1:]
 ON_CPU = ["gloo", "host"]
+CHECKED_KINDS = [*KINDS, *CHECKED]  # those that follow a device's clocks have to be links, too
 NOTICE_S = 20.0  # a dead peer must be noticed long before the link's own limit of 300 s
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=CHECKED_KINDS)
 def link(request: pytest.FixtureRequest) -> Iterator[Link]:
     need_gpus(request.param)
     link = make_link(request.param)
