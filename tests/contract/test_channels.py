@@ -266,6 +266,32 @@ def test_open_links_makes_a_chain(kind: str, num_stages: int) -> None:
     close_all(links)
 
 
+@pytest.mark.parametrize("kind", ON_CPU)
+def test_links_are_told_of_before_they_are_used(kind: str) -> None:
+    """So that one which gets stuck as it is proven can be aborted."""
+
+    class NotNow(Exception):
+        pass
+
+    def refuse(channel: Channel) -> None:
+        made.append(channel)
+        raise NotNow
+
+    def open_stage(stage: int) -> bool:
+        own_store = store if stage == 0 else join_store(address, 60.0)
+        with pytest.raises(NotNow):
+            open_links(link_config(kind, stage, 2, timeout_s=20.0), own_store, 1, refuse)
+        return True
+
+    made: list[Channel] = []
+    store, address = host_store(HOST, 60.0)
+    assert in_threads(open_stage, 2) == [True, True]
+    for channel in made:
+        channel.abort()
+        channel.close()
+    assert len(made) == 2
+
+
 def _relay(previous: Channel | None, following: Channel | None, stage: int) -> float:
     """Receive, add one, send on: what arrives is the number of the stage."""
     x_TH = torch.zeros(3, 64)

@@ -15,6 +15,7 @@ from tests.fixtures.waits import (
     KINDS,
     Stages,
     greet,
+    leave_epoch,
     loaded_stages,
     pass_tensors,
     run_stages,
@@ -70,6 +71,11 @@ def test_stages_wait_and_answer_as_on_the_cpu(kind: str, stages: Stages) -> None
     run_stages(kind, stages)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_comes_into_memory_of_an_epoch_that_was_left(kind: str, stages: Stages) -> None:
+    leave_epoch(kind, stages)
+
+
 def test_every_wait_is_known() -> None:
     """Of the code as it is; what is added has to be listed, and is then deleted below."""
     assert [str(wait) for wait in find_waits()] == WAITS.strip().splitlines()
@@ -88,3 +94,4 @@ def run_all(stages: Stages) -> None:
         pass_tensors(kind)
     for kind in KINDS:
         run_stages(kind, stages)
+        leave_epoch(kind, stages)
