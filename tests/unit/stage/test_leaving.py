@@ -13,7 +13,7 @@ from orca_dist.stage.worker import EpochOver, StageWorker
 from orca_dist.transport.channel import Channel
 from orca_dist.transport.loopback import LoopbackChannel
 
-WAIT_S = 60.0
+WAIT_S = 20.0
 
 
 class StuckChannel(LoopbackChannel):
