@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 import psutil
 import torch
 
+from orca_dist.cgroups import cgroup_limit
 from orca_dist.device.seam import PASSED, Event
 
 HERE = nullcontext()
@@ -23,7 +22,9 @@ class CpuDevice:
 
     @property
     def host_bytes(self) -> int:
-        return min(psutil.virtual_memory().total, _cgroup_bytes())
+        limit = cgroup_limit()
+        total = psutil.virtual_memory().total
+        return total if limit is None else min(total, limit[0])
 
     def inbound(self) -> AbstractContextManager[object]:
         return HERE
@@ -39,13 +40,3 @@ class CpuDevice:
 
     def pinned(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
-
-
-def _cgroup_bytes() -> int:
-    """The limit that a container or a Slurm job sets; a huge number where there is none."""
-    try:
-        group = Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::")[2].strip()
-        limit = Path("/sys/fs/cgroup", group.lstrip("/"), "memory.max").read_text(encoding="utf-8")
-        return int(limit)
-    except (OSError, ValueError):  # no such file, or the word "max"
-        return sys.maxsize
