@@ -15,7 +15,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from itertools import count
 from typing import Any
 
 import torch
@@ -39,10 +40,12 @@ class OrderFault(Exception):
 
 
 class _Local(threading.local):
-    """Of one thread: these are what it starts with."""
+    """Of one thread. Python gives a dead thread's number to another; this one is its own."""
 
-    stream: Actor = COMPUTE
-    is_unwatched: bool = False
+    def __init__(self, numbers: Iterator[int]) -> None:
+        self.thread: Actor = f"thread {next(numbers)}"
+        self.stream: Actor = COMPUTE
+        self.is_unwatched = False
 
 
 class CheckedEvent:
@@ -71,20 +74,16 @@ class CheckedDevice:
         self.clocks = Clocks()
         self._buffers: dict[int, Buffer] = {}
         self._faults: list[str] = []
-        self._local = _Local()
+        self._local = _Local(count())
         self._lock = threading.RLock()
 
     # ---- the seam ------------------------------------------------------
 
-    @contextmanager
-    def inbound(self) -> Iterator[None]:
-        with self._on(INBOUND):
-            yield
+    def inbound(self) -> AbstractContextManager[None]:
+        return self._on(INBOUND)
 
-    @contextmanager
-    def outbound(self) -> Iterator[None]:
-        with self._on(OUTBOUND):
-            yield
+    def outbound(self) -> AbstractContextManager[None]:
+        return self._on(OUTBOUND)
 
     def record(self) -> CheckedEvent:
         self.clocks.learn(self.stream, self.clocks.of(self.thread))
@@ -107,7 +106,7 @@ class CheckedDevice:
 
     @property
     def thread(self) -> Actor:
-        return f"thread {threading.get_ident()}"
+        return self._local.thread
 
     @contextmanager
     def watching(self) -> Iterator[None]:
