@@ -306,8 +306,9 @@ class StageWorker:
         result = Result(seq=seq)
         if not batch.sampled:
             return result
-        rows = [row for entry in batch.sampled for row in entry.rows]
-        logits_RV = self._device.download(self._decoder.logits(x_TH[rows]))
+        rows_R = torch.tensor([row for entry in batch.sampled for row in entry.rows])
+        x_RH = x_TH[self._device.upload(rows_R)]  # by a list, the copy would wait for the layers
+        logits_RV = self._device.download(self._decoder.logits(x_RH))
         end = 0
         for entry in batch.sampled:
             end += len(entry.rows)
