@@ -1,8 +1,11 @@
 # Every command of the project; `make` alone lists them. ARGS goes to the program
 # that a target runs: make test-unit ARGS="-k scheduler", make serve ARGS="--help".
+# JOBS is how many test files run side by side (0: one after the other, in one process).
 SHELL := bash
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
+JOBS ?= 2
+SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 CODE := $(wildcard orca_dist kernels launch scripts tests examples)
 SCRIPTS := $(wildcard scripts/*.sh launch/*.sh launch/*.sbatch) .ci/run
 ARGS ?=
@@ -32,14 +35,14 @@ serve: setup ## Run orca-dist serve, with ARGS="MODEL --flags"
 	@$(BIN)/orca-dist serve $(ARGS)
 
 test: setup ## Run all tests but the slowest and those that need a GPU
-	$(PYTEST) -m "not gpu and not slow" $(ARGS)
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not gpu and not slow" $(ARGS)
 
 test-unit: setup ## Run the unit tests: no Ray, under a minute
-	$(PYTEST) -m "not gpu and not slow" tests/unit $(ARGS)
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not gpu and not slow" tests/unit $(ARGS)
 
 test-all: test ## Run every test that this kind of machine can run
 	-scripts/install.sh ip=iproute2 sshd=openssh-server rsync=rsync unshare=util-linux
-	$(PYTEST) -m "slow and not gpu" --ignore=tests/slurm $(ARGS)
+	$(PYTEST) $(SIDE_BY_SIDE) -m "slow and not gpu" --ignore=tests/slurm $(ARGS)
 	scripts/test_slurm.sh $(ARGS)
 
 test-slurm: setup ## Run the tests with a real Slurm, installed by apt (as root)

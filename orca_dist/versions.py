@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+from collections.abc import Mapping
 
 from orca_dist import __version__
 
 
-def software_versions() -> str:
-    """Python, torch, ray and orca_dist; imports none of them.
+def installed_versions() -> Mapping[str, str]:
+    """By name; imports none of them. Empty: not installed."""
+    return {
+        "python": platform.python_version(),
+        "torch": _installed("torch"),
+        "ray": _installed("ray"),
+        "orca_dist": __version__,
+    }
 
-    What may differ between processes is left out: Python's last number, and whether torch was
-    built for CPUs or for CUDA.
-    """
-    python = ".".join(platform.python_version_tuple()[:2])
-    return (
-        f"python {python}, torch {_installed('torch')}, "
-        f"ray {_installed('ray')}, orca_dist {__version__}"
+
+def essential(name: str, version: str) -> str:
+    """What all processes need alike: of Python not its last number, of torch not CPU or CUDA."""
+    if name == "python":
+        return version.rpartition(".")[0]
+    return version.partition("+")[0]
+
+
+def software_versions() -> str:
+    """The essential part of them all, in one line."""
+    return ", ".join(
+        f"{name} {essential(name, version) or 'none'}"
+        for name, version in installed_versions().items()
     )
 
 
 def _installed(name: str) -> str:
     try:
-        return importlib.metadata.version(name).partition("+")[0]
+        return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return "none"
+        return ""

@@ -8,6 +8,7 @@ from orca_dist.doctor.facts import Demand, Link, Need, NodeFacts, RayPort, Room
 from orca_dist.doctor.network import is_loopback
 from orca_dist.doctor.verdicts import Check, Finding, failed, passed, warned
 from orca_dist.doctor.words import listed, milliseconds, rate, size
+from orca_dist.versions import essential
 
 SLOW_LATENCY_S = 2e-3
 SLOW_BYTES_S = 100e6  # a gigabit Ethernet brings 118
@@ -38,9 +39,8 @@ def _differing(name: str, nodes: Sequence[NodeFacts]) -> Finding:
         holders.setdefault(node.versions[name], []).append(node.node)
     seen = "; ".join(f"{name} {at or '-'} on {listed(who)}" for at, who in holders.items())
     remedy = f"install one {name} on all nodes (pip install -c constraints.txt does)"
-    minors = {version.rpartition(".")[0] for version in holders}
-    if name == "python" and len(minors) == 1:
-        return warned(Check.VERSIONS, seen, "use one Python on all nodes")
+    if len({essential(name, version) for version in holders}) == 1:
+        return warned(Check.VERSIONS, seen, f"use one {name} on all nodes")
     return failed(Check.VERSIONS, seen, remedy)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,9 +19,9 @@ from orca_dist.doctor.facts import Link, NodeFacts, Question, RayPort, Room, Unh
 from orca_dist.doctor.nodes import Call
 from orca_dist.doctor.open_ray import ask_without_token
 from orca_dist.doctor.probe import Endpoint
+from orca_dist.engine.ray_address import check_reachable
 from orca_dist.errors import StartupError
 
-CONNECT_TIMEOUT_S = 10.0
 GATHER_TIMEOUT_S = 180.0  # the kernels may have to be compiled
 PROBE_TIMEOUT_S = 45.0
 
@@ -97,19 +96,12 @@ def connected(address: str) -> Iterator[RayNodes]:
 
 
 def _connect(address: str) -> None:
+    check_reachable(address)
     try:
-        _check_reachable(address)
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         words = " ".join(str(error).split())
         raise StartupError(f"no Ray can be joined at ray_address = {address}: {words}") from None
-
-
-def _check_reachable(address: str) -> None:
-    """Ray itself would go on trying for a quarter of an hour."""
-    host, _, port = address.rpartition(":")
-    if "://" not in address and port.isdecimal():
-        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
 
 
 def _alive_nodes() -> list[dict[str, Any]]:

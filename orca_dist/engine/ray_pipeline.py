@@ -15,7 +15,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import tempfile
 import threading
 import time
@@ -35,13 +34,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from orca_dist.bootstrap import StageBootstrap
 from orca_dist.engine.last_lines import tell_end_of_file
 from orca_dist.engine.placing import NodeRoom, bundle_told, bundles_of_stages, nodes_told
+from orca_dist.engine.ray_address import check_reachable
 from orca_dist.engine.stages import OnDeath
 from orca_dist.errors import OrcaError, StartupError
 
 log = logging.getLogger(__name__)
 
 LEAVE_TIMEOUT_S = 5.0
-CONNECT_TIMEOUT_S = 10.0
 PLACE_TIMEOUT_S = 1.0  # the answer has come with the stage's start, if it came at all
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 80 * 2**20  # the smallest that Ray takes; no object ever goes there
@@ -172,7 +171,7 @@ class RayPlacement:
         try:
             with _sigterm_kept():
                 if self._config.address:
-                    _check_reachable(self._config.address)
+                    check_reachable(self._config.address)
                     _show_token()
                     ray.init(address=self._config.address, **quiet)
                 else:
@@ -268,19 +267,6 @@ def _rooms() -> list[NodeRoom]:
         for node in ray.nodes()
         if node["Alive"]
     ]
-
-
-def _check_reachable(address: str) -> None:
-    """Ray itself would go on trying for a quarter of an hour."""
-    host, _, port = address.rpartition(":")
-    if "://" in address or not port.isdecimal():
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
-    except (OSError, OverflowError) as error:
-        raise StartupError(
-            f"no Ray answers at ray_address = {address}: {error}; `ray start --head` prints its own"
-        ) from None
 
 
 def _show_token() -> None:

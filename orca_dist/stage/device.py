@@ -5,13 +5,12 @@ Work on a device may run behind the caller; only download() waits for it.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Protocol
 
 import psutil
 import torch
 
+from orca_dist.cgroups import cgroup_limit
 from orca_dist.errors import ConfigError
 
 
@@ -48,7 +47,9 @@ class CpuDevice:
 
     @property
     def host_bytes(self) -> int:
-        return min(psutil.virtual_memory().total, _cgroup_bytes())
+        limit = cgroup_limit()
+        total = psutil.virtual_memory().total
+        return total if limit is None else min(total, limit[0])
 
     def upload(self, host: torch.Tensor) -> torch.Tensor:
         return host
@@ -75,16 +76,6 @@ class CudaDevice:
 
     def download(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to("cpu")
-
-
-def _cgroup_bytes() -> int:
-    """The limit that a container or a Slurm job sets; a huge number where there is none."""
-    try:
-        group = Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::")[2].strip()
-        limit = Path("/sys/fs/cgroup", group.lstrip("/"), "memory.max").read_text(encoding="utf-8")
-        return int(limit)
-    except (OSError, ValueError):  # no such file, or the word "max"
-        return sys.maxsize
 
 
 def make_device(name: str) -> Device:

@@ -18,7 +18,7 @@ ROOT = "import pytest\n\n@pytest.mark.root\ndef test_it():\n    pytest.skip('why
 GPU = "import pytest\n\n@pytest.mark.gpu\ndef test_it():\n    pytest.skip('why')\n"
 
 
-def _exit_code(folder: Path, suite: dict[str, str], *, ci: str) -> int:
+def _exit_code(folder: Path, suite: dict[str, str], *, ci: str, jobs: int = 0) -> int:
     (folder / "pytest.ini").write_text(CONFIG)
     (folder / "no_skips_plugin.py").write_text(PLUGIN.read_text())
     for name, text in {**suite, "test_passes.py": "def test_it(): ...\n"}.items():
@@ -26,7 +26,18 @@ def _exit_code(folder: Path, suite: dict[str, str], *, ci: str) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no_skips_plugin"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no_skips_plugin",
+            "-p",
+            "xdist",
+            "-n",
+            str(jobs),
+        ],
         cwd=folder,
         env={
             **os.environ,
@@ -42,8 +53,10 @@ def _exit_code(folder: Path, suite: dict[str, str], *, ci: str) -> int:
 @pytest.mark.parametrize(
     "text", [SKIPPED, XFAILED, MODULE_SKIPPED], ids=["skip", "xfail", "module"]
 )
-def test_a_skip_fails_the_run_in_ci(tmp_path: Path, text: str) -> None:
-    assert _exit_code(tmp_path, {"test_a.py": text}, ci="true") == pytest.ExitCode.TESTS_FAILED
+@pytest.mark.parametrize("jobs", [0, 2])
+def test_a_skip_fails_the_run_in_ci(tmp_path: Path, text: str, jobs: int) -> None:
+    code = _exit_code(tmp_path, {"test_a.py": text}, ci="true", jobs=jobs)
+    assert code == pytest.ExitCode.TESTS_FAILED
 
 
 def test_a_skip_is_allowed_elsewhere(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def test_the_same_everywhere() -> None:
         ("python", "3.11.9", Verdict.WARN),
         ("python", "3.12.1", Verdict.FAIL),
         ("torch", "2.12.0", Verdict.FAIL),
+        ("torch", "2.13.0+cu130", Verdict.WARN),
         ("ray", "", Verdict.FAIL),
         ("orca_dist", "0.0.9", Verdict.FAIL),
     ],

@@ -11,9 +11,10 @@ import grpc
 import psutil
 import pytest
 
+from orca_dist.cgroups import cgroup_limit
 from orca_dist.doctor.facts import Source, SourceKind
 from orca_dist.doctor.gpus import gpu_facts
-from orca_dist.doctor.memory import cgroup_limit, memory_facts, shm_facts
+from orca_dist.doctor.memory import memory_facts, shm_facts
 from orca_dist.doctor.models import model_facts
 from orca_dist.doctor.network import interface_facts, port_facts
 from orca_dist.doctor.open_ray import METHOD, ask_without_token

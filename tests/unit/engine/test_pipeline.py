@@ -146,7 +146,7 @@ def test_a_stage_of_other_versions_is_refused() -> None:
 def test_what_may_differ_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = {"torch": "2.13.0+cu130", "ray": "2.60.0"}
     monkeypatch.setattr(importlib.metadata, "version", installed.__getitem__)
-    monkeypatch.setattr(platform, "python_version_tuple", lambda: ("3", "12", "7"))
+    monkeypatch.setattr(platform, "python_version", lambda: "3.12.7")
     assert software_versions().startswith("python 3.12, torch 2.13.0, ray 2.60.0, orca_dist ")
 
 
