@@ -13,13 +13,18 @@ from dataclasses import dataclass
 import torch
 from orca_kernels import AttentionContext
 
+from orca_dist.device.seam import PASSED
+from orca_dist.device.staging import Uploads
 from orca_dist.proto.v1.control_pb2 import Admit, Plan, Sampling
-from orca_dist.stage.device import Device
+from orca_dist.transport.channel import Arrival
 
 
 @dataclass(slots=True)
 class StageRequest:
-    """`slots` are the flat KV slots of positions 0, 1, ...; `blocks` the same in blocks."""
+    """`slots` are the flat KV slots of positions 0, 1, ...; `blocks` the same in blocks.
+
+    All of it on the host.
+    """
 
     tokens: list[int]
     blocks: torch.Tensor
@@ -43,12 +48,17 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedBatch:
-    """T = ΣL rows: the entries of a plan back to back, initiations and increments alike."""
+    """T = ΣL rows: the entries of a plan back to back, initiations and increments alike.
+
+    `sampled_rows_R`: the rows of all that is sampled. `tables` is the arrival of every tensor.
+    """
 
     token_ids_T: torch.Tensor
     positions_T: torch.Tensor
     context: AttentionContext
     sampled: list[Sampled]
+    sampled_rows_R: torch.Tensor | None = None
+    tables: Arrival = PASSED
 
     @property
     def num_rows(self) -> int:
@@ -58,11 +68,11 @@ class PackedBatch:
 class RequestTable:
     """The requests that plans have introduced to this stage."""
 
-    def __init__(self, *, block_size: int, max_len: int, device: Device) -> None:
+    def __init__(self, *, block_size: int, max_len: int, uploads: Uploads) -> None:
         self._block_size = block_size
         self._positions = torch.arange(max_len)
         self._offsets = torch.arange(block_size)
-        self._device = device
+        self._uploads = uploads
         self._requests: dict[int, StageRequest] = {}
 
     def __len__(self) -> int:
@@ -85,31 +95,43 @@ class RequestTable:
         spans = [slice(a, a + n) for a, n in zip(plan.starts, plan.lengths, strict=True)]
         pairs = list(zip(requests, spans, strict=True))
         token_ids = [token for request, span in pairs for token in request.tokens[span]]
-        upload = self._device.upload
+        sampled = self._sampled(plan)
+        upload = self._uploads.send(
+            [
+                torch.tensor(token_ids),
+                torch.cat([self._positions[span] for span in spans]),
+                torch.cat([request.slots[span] for request, span in pairs]),
+                torch.tensor([row for entry in sampled for row in entry.rows], dtype=torch.int64),
+                *(request.blocks for request in requests),
+            ]
+        )
+        token_ids_T, positions_T, slots_T, sampled_rows_R, *blocks = upload.tables
         return PackedBatch(
-            token_ids_T=upload(torch.tensor(token_ids)),
-            positions_T=upload(torch.cat([self._positions[span] for span in spans])),
+            token_ids_T=token_ids_T,
+            positions_T=positions_T,
             context=AttentionContext(
                 starts=list(plan.starts),
                 lengths=list(plan.lengths),
-                blocks=[request.blocks for request in requests],
-                slots_T=upload(torch.cat([request.slots[span] for request, span in pairs])),
+                blocks=blocks,
+                slots_T=slots_T,
             ),
-            sampled=self._sampled(plan),
+            sampled=sampled,
+            sampled_rows_R=sampled_rows_R,
+            tables=upload,
         )
 
     def _introduce(self, admit: Admit) -> StageRequest:
         blocks = torch.tensor(admit.blocks)
         return StageRequest(
             tokens=list(admit.tokens),
-            blocks=self._device.upload(blocks),
+            blocks=blocks,
             slots=self._slots(blocks),
             sampling=admit.sampling,
         )
 
     def _extend(self, request: StageRequest, more: Sequence[int]) -> None:
         blocks = torch.tensor(more)
-        request.blocks = torch.cat([request.blocks, self._device.upload(blocks)])
+        request.blocks = torch.cat([request.blocks, blocks])
         request.slots = torch.cat([request.slots, self._slots(blocks)])
 
     def _slots(self, blocks: torch.Tensor) -> torch.Tensor:

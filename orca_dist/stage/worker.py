@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from orca_kernels import Kernels, kernels_for
 
+from orca_dist.device.seam import Device
+from orca_dist.device.staging import Uploads, download
 from orca_dist.models.decoder import Decoder, Weights
 from orca_dist.proto.v1.control_pb2 import (
     FailedRequest,
@@ -30,7 +32,7 @@ from orca_dist.proto.v1.control_pb2 import (
 )
 from orca_dist.spec import ModelSpec
 from orca_dist.stage.batch import PackedBatch, RequestTable, Sampled
-from orca_dist.stage.device import Device, make_device
+from orca_dist.stage.device import make_device
 from orca_dist.stage.kv_store import KVStore
 from orca_dist.stage.sampler import sample_row
 from orca_dist.stage.trace import StagePhase, StageTrace, TraceRow
@@ -93,6 +95,7 @@ class StageWorker:
         self._store: dist.Store | None = None
         self._previous: Channel | None = None
         self._next: Channel | None = None
+        self._made: list[Channel] = []  # links that end() aborts
         self._cache = None
         self._turn = threading.Lock()
         self._over = threading.Event()
@@ -101,6 +104,7 @@ class StageWorker:
         """For the next epoch: the same weights and KV memory, no links and no requests."""
         worker = copy.copy(self)
         worker._previous = worker._next = None
+        worker._made = []
         worker._over = threading.Event()
         return worker
 
@@ -159,7 +163,9 @@ class StageWorker:
         self._previous, self._next = previous, following
         self.trace.enter(StagePhase.IDLE)  # what the last epoch was stuck in is over
         self._table = RequestTable(
-            block_size=setup.block_size, max_len=self._spec.max_model_len, device=self._device
+            block_size=setup.block_size,
+            max_len=self._spec.max_model_len,
+            uploads=Uploads(self._device, num_buffers=setup.inflight + 1),
         )
         self.num_requests = 0
         if self._cache is None or self._cache.num_blocks != num_blocks:
@@ -188,11 +194,16 @@ class StageWorker:
             stage=setup.stage,
             num_stages=setup.num_stages,
             host=self._link_host,
-            device=self._device.torch_device,
+            device=self._device,
             timeout_s=epoch.link_timeout_s,
             max_pending=setup.inflight,
         )
-        return open_links(config, store, epoch.epoch)
+        return open_links(config, store, epoch.epoch, self._note_link)
+
+    def _note_link(self, channel: Channel) -> None:
+        self._made.append(channel)
+        if self._over.is_set():  # end() may have come just before
+            raise EpochOver
 
     @property
     def _layers(self) -> range:
@@ -217,13 +228,9 @@ class StageWorker:
         if not plan.ids:
             return None
         batch = self._table.pack(plan)
-        x_TH = None if self._previous is None else self._room(batch)
+        x_TH, arrival = self._post_recv(batch)
         return Iteration(
-            plan_seq=plan.seq,
-            received_s=received_s,
-            batch=batch,
-            x_TH=x_TH,
-            arrival=None if x_TH is None else self._previous.post_recv(x_TH),
+            plan_seq=plan.seq, received_s=received_s, batch=batch, x_TH=x_TH, arrival=arrival
         )
 
     @torch.inference_mode()
@@ -260,12 +267,17 @@ class StageWorker:
         return self._over.is_set()
 
     def end(self) -> None:
-        """The epoch is over. From any thread; what is being computed stops at the next layer."""
+        """The epoch is over. From any thread; what is being computed stops at the next layer.
+
+        What the device waits for in the links is aborted, or it could not go on to the next epoch.
+        """
         self._over.set()
+        for channel in list(self._made):
+            channel.abort()
 
     def close(self) -> None:
         """Give up the links: a neighbour that waits at the other end hears of it."""
-        for channel in (self._previous, self._next):
+        for channel in (self._previous, self._next, *self._made):
             if channel is not None:
                 channel.close()
 
@@ -279,6 +291,14 @@ class StageWorker:
     def _is_last(self) -> bool:
         return self._setup.stage == self._setup.num_stages - 1
 
+    def _post_recv(self, batch: PackedBatch) -> tuple[torch.Tensor | None, Arrival | None]:
+        """On the inbound stream: what is being computed has no part in it."""
+        if self._previous is None:
+            return None, None
+        with self._device.inbound():
+            x_TH = self._room(batch)
+            return x_TH, self._previous.post_recv(x_TH)
+
     def _room(self, batch: PackedBatch) -> torch.Tensor:
         """For what the stage before sends; the plan says how much."""
         shape = (batch.num_rows, self._spec.hidden_size)
@@ -287,9 +307,11 @@ class StageWorker:
     def _input(self, iteration: Iteration) -> torch.Tensor:
         """The first stage embeds tokens, the others wait for theirs."""
         self.trace.enter(StagePhase.RECEIVING)
+        iteration.batch.tables.wait()
         if iteration.x_TH is None or iteration.arrival is None:
             return self._decoder.embed(iteration.batch.token_ids_T)
         iteration.arrival.wait()
+        self._device.hold(iteration.x_TH)
         return iteration.x_TH
 
     def _send(self, x_TH: torch.Tensor) -> int:
@@ -306,9 +328,7 @@ class StageWorker:
         result = Result(seq=seq)
         if not batch.sampled:
             return result
-        rows_R = torch.tensor([row for entry in batch.sampled for row in entry.rows])
-        x_RH = x_TH[self._device.upload(rows_R)]  # by a list, the copy would wait for the layers
-        logits_RV = self._device.download(self._decoder.logits(x_RH))
+        logits_RV = download(self._device, self._decoder.logits(x_TH[batch.sampled_rows_R]))
         end = 0
         for entry in batch.sampled:
             end += len(entry.rows)

@@ -15,7 +15,7 @@ class Arrival(Protocol):
     """A receive that has been posted. Those of a link are waited for in the order of posting."""
 
     def wait(self) -> None:
-        """Returns when the tensor is there."""
+        """Before the current stream uses the tensor. May return before it is there."""
         ...
 
 
@@ -28,17 +28,23 @@ class Channel(Protocol):
         ...
 
     def send(self, x_TH: torch.Tensor) -> None:
-        """Hands x over and returns; x stays referenced until it has been sent.
+        """Hands x over and returns; it goes once the current stream has computed it.
 
-        The caller may drop x, but not write to it.
+        The link sees to it that x's memory stays until then. The caller may drop x, but not
+        write to it.
         """
         ...
 
     def post_recv(self, x_TH: torch.Tensor) -> Arrival:
         """Lets the next tensor that was or will be sent come into x; returns at once.
 
+        It comes once the current stream is done with what x was used for before.
         Only once it is known to be sent: what nobody answers fails at the link's time limit.
         """
+        ...
+
+    def abort(self) -> None:
+        """Ends whatever of this link a device waits for. From any thread; close() follows."""
         ...
 
     def close(self) -> None:

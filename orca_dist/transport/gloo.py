@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 
 from orca_dist.transport.group import GroupChannel
@@ -13,7 +12,7 @@ from orca_dist.transport.group import GroupChannel
 def gloo_channel(
     store: dist.Store, *, member: int, host: str, timeout_s: float, max_pending: int
 ) -> GroupChannel:
-    """Build this end of a link and prove it with a dummy tensor.
+    """Build this end of a link, which meets the other.
 
     `member` is 0 upstream and 1 downstream; `host` is this stage's own address.
     """
@@ -21,6 +20,4 @@ def gloo_channel(
     options._timeout = timedelta(seconds=timeout_s)
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     group = dist.ProcessGroupGloo(store, member, 2, options)
-    channel = GroupChannel(group, member=member, max_pending=max_pending)
-    channel.greet(torch.zeros(1))
-    return channel
+    return GroupChannel(group, member=member, max_pending=max_pending)

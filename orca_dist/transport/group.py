@@ -2,7 +2,9 @@
 
 Member 0 is the upstream stage. One group a neighbour pair, built directly
 rather than carved from a global one: a replaced stage re-makes two links, and no
-link's sends queue behind another's.
+link's sends queue behind another's. NCCL has a stream of its own for each group: what is begun
+comes after the current stream's work so far, and wait() lets the current stream, not the
+caller, go on after it. gloo knows no streams, and its wait() is the caller's.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ UPSTREAM, DOWNSTREAM = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class GroupArrival:
-    """A receive under way in the group; NCCL's is awaited by the current stream, not by us."""
+    """A receive under way in the group."""
 
     work: Any
 
@@ -67,15 +69,19 @@ class GroupChannel:
         except RuntimeError as error:
             raise _receive_error(error) from error
 
+    def abort(self) -> None:
+        """No device waits for gloo, and what a thread waits for only its peer can end."""
+
     def close(self) -> None:
-        self._pending.clear()
         self._group = None
+        self._pending.clear()
 
     def _post(self, x_TH: torch.Tensor) -> None:
         try:
             self._pending.append((self._open_group().send([x_TH], self._peer, 0), x_TH))
             while len(self._pending) > self._max_pending:
-                self._pending.popleft()[0].wait()
+                self._pending[0][0].wait()
+                self._pending.popleft()
         except RuntimeError as error:
             raise LinkError(f"sending to the next stage failed: {error}") from error
 

@@ -54,6 +54,9 @@ class LoopbackChannel:
             raise LinkError("the link is closed")
         x_TH.copy_(sent)
 
+    def abort(self) -> None:
+        """No device waits for it."""
+
     def close(self) -> None:
         self._closed = True
         self._queue.put(None)

@@ -7,33 +7,39 @@ the group is made) and a stuck group is aborted instead.
 
 from __future__ import annotations
 
+import logging
 import os
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 
 from orca_dist.transport.group import GroupChannel
 
+log = logging.getLogger(__name__)
+
 
 class NcclChannel(GroupChannel):
-    """A GroupChannel whose close() aborts what still waits on the device."""
+    """A GroupChannel whose kernels can be ended: one that waits for its peer holds up a stream."""
+
+    def abort(self) -> None:
+        group = self._group
+        if group is not None:
+            try:
+                group.abort()
+            except RuntimeError as error:
+                log.warning("a link can't be aborted: %s", error)
 
     def close(self) -> None:
-        group = self._group
+        self.abort()  # before tensors are dropped: nothing comes into them afterwards
         super().close()
-        if group is not None:
-            group.abort()
 
 
 def nccl_channel(
-    store: dist.Store, *, member: int, device: torch.device, timeout_s: float, max_pending: int
+    store: dist.Store, *, member: int, timeout_s: float, max_pending: int
 ) -> NcclChannel:
-    """Build this end of a link on `device` and prove it with a dummy tensor."""
+    """This end of a link on the current device; its communicator is made by the first tensor."""
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
     group = dist.ProcessGroupNCCL(store, member, 2, options)
-    channel = NcclChannel(group, member=member, max_pending=max_pending)
-    channel.greet(torch.zeros(1, device=device))
-    return channel
+    return NcclChannel(group, member=member, max_pending=max_pending)

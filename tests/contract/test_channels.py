@@ -20,6 +20,7 @@ from orca_dist.transport.channel import Channel, LinkError
 from orca_dist.transport.links import open_links
 from orca_dist.transport.rendezvous import host_store, join_store, pair_store
 from tests.fixtures.link_pairs import (
+    CHECKED,
     EPOCHS,
     HOST,
     MAX_PENDING,
@@ -33,10 +34,11 @@ from tests.fixtures.link_pairs import (
 KINDS = ["loopback", "gloo", "host", pytest.param("nccl", marks=pytest.mark.gpu)]
 NETWORKED = KINDS[1:]
 ON_CPU = ["gloo", "host"]
+CHECKED_KINDS = [*KINDS, *CHECKED]  # those that follow a device's clocks have to be links, too
 NOTICE_S = 20.0  # a dead peer must be noticed long before the link's own limit of 300 s
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=CHECKED_KINDS)
 def link(request: pytest.FixtureRequest) -> Iterator[Link]:
     need_gpus(request.param)
     link = make_link(request.param)
@@ -262,6 +264,32 @@ def test_open_links_makes_a_chain(kind: str, num_stages: int) -> None:
     arrived = in_threads(lambda stage: _relay(*links[stage], stage), num_stages)
     assert arrived == [float(stage) for stage in range(num_stages)]
     close_all(links)
+
+
+@pytest.mark.parametrize("kind", ON_CPU)
+def test_links_are_told_of_before_they_are_used(kind: str) -> None:
+    """So that one which gets stuck as it is proven can be aborted."""
+
+    class NotNow(Exception):
+        pass
+
+    def refuse(channel: Channel) -> None:
+        made.append(channel)
+        raise NotNow
+
+    def open_stage(stage: int) -> bool:
+        own_store = store if stage == 0 else join_store(address, 60.0)
+        with pytest.raises(NotNow):
+            open_links(link_config(kind, stage, 2, timeout_s=20.0), own_store, 1, refuse)
+        return True
+
+    made: list[Channel] = []
+    store, address = host_store(HOST, 60.0)
+    assert in_threads(open_stage, 2) == [True, True]
+    for channel in made:
+        channel.abort()
+        channel.close()
+    assert len(made) == 2
 
 
 def _relay(previous: Channel | None, following: Channel | None, stage: int) -> float:

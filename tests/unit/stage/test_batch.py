@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from orca_dist.device.cpu import CpuDevice
+from orca_dist.device.staging import Uploads
 from orca_dist.proto.v1.control_pb2 import Admit, Plan, Sampling
 from orca_dist.stage.batch import PackedBatch, RequestTable
-from orca_dist.stage.device import CpuDevice
 
 BLOCK_SIZE = 4
 MAX_LEN = 64
@@ -16,7 +17,8 @@ MAX_LEN = 64
 
 @pytest.fixture
 def table() -> RequestTable:
-    return RequestTable(block_size=BLOCK_SIZE, max_len=MAX_LEN, device=CpuDevice())
+    uploads = Uploads(CpuDevice(), num_buffers=2)
+    return RequestTable(block_size=BLOCK_SIZE, max_len=MAX_LEN, uploads=uploads)
 
 
 def admit(

@@ -17,6 +17,7 @@ from orca_kernels.triton import tiles
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from orca_dist.core import Plan
+from orca_dist.device.staging import Uploads, download
 from orca_dist.engine import kv_size
 from orca_dist.sim.hardware import find_device
 from orca_dist.sim.layouts import Cluster, Layout, Target
@@ -74,7 +75,7 @@ def serve(run: ShapeRun) -> None:
     assert kinds(plans) == {"prefill", "decode", "mixed"}
     sampling = [plan for plan in plans if any(plan.samples)]
     assert sum(sum(plan.samples) for plan in sampling) == 3 * MAX_TOKENS
-    reads = [stage.gpu.num_downloads for stage in run.stages]
+    reads = [stage.gpu.num_reads for stage in run.stages]
     assert reads == [0] * (len(run.stages) - 1) + [len(sampling)]
 
 
@@ -261,6 +262,8 @@ READS = {
 }
 COPIES = {
     "to": lambda x: torch.zeros(4).to(x.device),
+    "to, not pinned": lambda x: torch.zeros(4).to(x.device, non_blocking=True),
+    "copy_": lambda x: x.copy_(torch.zeros(4, 4).pin_memory()),
     "a new tensor": lambda x: torch.tensor([1, 2], device=x.device),
     "a list as index": lambda x: x[[0, 1]],
     "a host tensor as index": lambda x: x[torch.tensor([0, 1])],
@@ -286,11 +289,13 @@ def test_a_copy_that_waits_is_refused(gpu: FakeGpu, name: str) -> None:
 
 def test_uploads_and_downloads_pass(gpu: FakeGpu) -> None:
     with gpu.running():
-        there = gpu.upload(torch.tensor([1, 2, 3]))
+        upload = Uploads(gpu, num_buffers=2).send([torch.tensor([1, 2, 3]), torch.tensor([4])])
+        upload.wait()
+        there, other = upload.tables
         assert (there.device, there.shape, there.dtype) == (gpu.torch_device, (3,), torch.int64)
-        assert gpu.download(there + 1).tolist() == [0, 0, 0]
+        assert download(gpu, there + other).tolist() == [0, 0, 0]
         assert torch.tensor([1, 2]).tolist() == [1, 2], "the host's own are real"
-    assert gpu.num_downloads == 1
+    assert gpu.num_reads == 1
 
 
 def test_bytes_come_and_go_with_their_tensors(gpu: FakeGpu) -> None:

@@ -1,0 +1,1 @@
+"""Where a stage computes, behind one small seam: `cpu`, `cuda`, and `checked` for tests."""

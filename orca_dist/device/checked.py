@@ -1,0 +1,287 @@
+"""A device that runs on the CPU and checks that its user waits for what has to be waited for.
+
+Every operation is done at once, so results are right whatever is forgotten. What a GPU would
+have promised is kept beside it: vector clocks of streams, and who used which buffer when. A fault
+is a read of what may still be being written, a write to what may still be in use, memory dropped
+while it is, an operation on tensors of both host and device, and one that makes the caller wait.
+
+For tests; no setting chooses it. Operations are seen through torch's dispatcher, so kernels have
+to be torch's; numpy() and tolist() are seen in inference mode only, in which stages run. What was
+made before `watching()` counts as the device's, and as ready.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from orca_dist.device.clocks import Access, Actor, Buffer, Clock, Clocks
+
+COMPUTE, INBOUND, OUTBOUND = STREAMS = ("compute", "inbound", "outbound")
+COPY, COPIES = "aten::copy_", {"aten::copy_", "aten::_to_copy"}
+LIFT = "aten::lift_fresh"  # a tensor was made of Python numbers
+LOOKS = {"aten::resolve_neg"}  # a view by name, but numpy() and tolist() read through it
+WAITS = {"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero"}
+WAITS |= {"aten::equal", "aten::masked_select"} | LOOKS
+
+Tensors = Sequence[torch.Tensor]
+
+
+class OrderFault(Exception):
+    """Something was used before what it has to come after."""
+
+
+class _Local(threading.local):
+    """Of one thread: these are what it starts with."""
+
+    stream: Actor = COMPUTE
+    is_unwatched: bool = False
+
+
+class CheckedEvent:
+    """What a stream or a link had been given, and what that came after."""
+
+    def __init__(self, device: CheckedDevice, clock: Clock) -> None:
+        self._device = device
+        self._clock = clock
+
+    def wait(self) -> None:
+        self._device.clocks.learn(self._device.stream, self._clock)
+
+    def synchronize(self) -> None:
+        self._device.clocks.learn(self._device.thread, self._clock)
+
+
+class CheckedDevice:
+    """One device of one stage. A fault is raised, and again when watching() ends."""
+
+    torch_device = torch.device("cpu", 0)  # the host's has no index
+    is_host = False
+    free_bytes = 0
+    host_bytes = 0
+
+    def __init__(self) -> None:
+        self.clocks = Clocks()
+        self._buffers: dict[int, Buffer] = {}
+        self._faults: list[str] = []
+        self._local = _Local()
+        self._lock = threading.RLock()
+
+    # ---- the seam ------------------------------------------------------
+
+    @contextmanager
+    def inbound(self) -> Iterator[None]:
+        with self._on(INBOUND):
+            yield
+
+    @contextmanager
+    def outbound(self) -> Iterator[None]:
+        with self._on(OUTBOUND):
+            yield
+
+    def record(self) -> CheckedEvent:
+        self.clocks.learn(self.stream, self.clocks.of(self.thread))
+        return CheckedEvent(self, self.clocks.of(self.stream))
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        self._buffer(tensor).holders.add(self.stream)
+
+    def pinned(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        tensor = torch.empty(shape, dtype=dtype)
+        self._adopt(tensor, Buffer(home=None, is_pinned=True))
+        return tensor
+
+    # ---- for tests, and for links that follow it -----------------------
+
+    @property
+    def stream(self) -> Actor:
+        """This thread's current one."""
+        return self._local.stream
+
+    @property
+    def thread(self) -> Actor:
+        return f"thread {threading.get_ident()}"
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Within it this thread's operations are checked."""
+        with _Watch(self):
+            yield
+        self.check()
+
+    def check(self) -> None:
+        """Raises OrderFault for any fault so far: some happen where nobody can be told."""
+        if self._faults:
+            raise OrderFault(self._faults[0])
+
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Within it this thread plays the part of others, and is not checked."""
+        before, self._local.is_unwatched = self._local.is_unwatched, True
+        try:
+            yield
+        finally:
+            self._local.is_unwatched = before
+
+    def use(
+        self, actor: Actor, what: str, *, reads: Tensors = (), writes: Tensors = ()
+    ) -> CheckedEvent:
+        """A piece of a stream's or link's work, which this thread begins; the event is its end."""
+        with self._lock:
+            self._begin(actor, what, reads, writes)
+            return CheckedEvent(self, self.clocks.of(actor))
+
+    # ---- operations ----------------------------------------------------
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """One of torch's: done at once, and noted as the work of whoever would do it."""
+        if self._local.is_unwatched:
+            return func(*args, **kwargs)
+        with self._lock:
+            name, tensors = func._schema.name, _tensors((args, kwargs))
+            if name == LIFT:
+                self._adopt(tensors[0], Buffer(home=None))
+            if func.is_view and name not in LOOKS:
+                return func(*args, **kwargs)
+            is_ours = kwargs.get("device") == self.torch_device or any(map(self._is_ours, tensors))
+            writes, access = _written(func, args, kwargs), None
+            if is_ours:
+                self._expect_no_wait(name, tensors, args)
+                read = [each for each in tensors if each.dim() or self._is_ours(each)]
+                access = self._begin(self.stream, name, read, writes)
+            else:
+                self._run_on_host(name, tensors, writes)
+            result = func(*args, **kwargs)
+            self._own_new(_tensors(result), access)
+            return result
+
+    def _begin(self, actor: Actor, what: str, reads: Tensors, writes: Tensors) -> Access:
+        """Work that goes on behind this thread, which knows what comes before it."""
+        self.clocks.learn(actor, self.clocks.of(self.thread))
+        self._expect_order(actor, what, reads, writes)
+        access = self.clocks.begin(actor, what)
+        for tensor in reads:
+            self._buffer(tensor).add_read(access)
+        for tensor in writes:
+            self._buffer(tensor).add_write(access)
+        return access
+
+    def _run_on_host(self, what: str, reads: Tensors, writes: Tensors) -> None:
+        """Work that is over when it returns: nobody has to wait for it."""
+        self._expect_order(self.thread, what, reads, writes)
+        for tensor in writes:
+            self._buffer(tensor).add_write(None)
+
+    def _expect_order(self, actor: Actor, what: str, reads: Tensors, writes: Tensors) -> None:
+        """Raises OrderFault where the actor doesn't know of what it has to come after."""
+        used = [use for tensor in writes for use in self._buffer(tensor).uses]
+        used += [use for tensor in reads for use in self._buffer(tensor).writes]
+        for use in used:
+            if not self.clocks.knows(actor, use):
+                self._fail(f"{what} on {actor} uses a buffer that {use} may still be using")
+
+    def _expect_no_wait(self, name: str, tensors: Tensors, args: tuple[Any, ...]) -> None:
+        """Raises OrderFault for what a GPU refuses, and for what makes its caller wait."""
+        on_host = [tensor for tensor in tensors if not self._is_ours(tensor)]
+        is_copy = name in COPIES and bool(on_host)
+        is_async = (
+            is_copy and name == COPY and args[2:] == (True,) and self._buffer(on_host[0]).is_pinned
+        )
+        if name in WAITS or (is_copy and not is_async):
+            self._fail(f"{name} makes the caller wait for the device")
+        if not is_copy and any(tensor.dim() for tensor in on_host):
+            self._fail(f"{name} takes tensors of the host's and of the device's")
+
+    def _fail(self, message: str) -> None:
+        self._faults.append(message)
+        raise OrderFault(message)
+
+    # ---- memory --------------------------------------------------------
+
+    def _is_ours(self, tensor: torch.Tensor) -> bool:
+        return self._buffer(tensor).home is not None
+
+    def _buffer(self, tensor: torch.Tensor) -> Buffer:
+        key = tensor.untyped_storage()._cdata
+        if key not in self._buffers:
+            self._adopt(tensor, Buffer(home=COMPUTE))
+        return self._buffers[key]
+
+    def _own_new(self, tensors: Tensors, access: Access | None) -> None:
+        """What an operation made: memory of the current stream's, or of the host's."""
+        home = self.stream if access else None
+        for tensor in tensors:
+            if tensor.untyped_storage()._cdata not in self._buffers:
+                self._adopt(tensor, Buffer(home=home, write=access))
+
+    def _adopt(self, tensor: torch.Tensor, buffer: Buffer) -> None:
+        storage = tensor.untyped_storage()
+        with self._lock:
+            if storage._cdata not in self._buffers:
+                weakref.finalize(storage, self._drop, storage._cdata).atexit = False
+            self._buffers[storage._cdata] = buffer
+
+    def _drop(self, key: int) -> None:
+        """Its memory may be given to others now; nobody who is asked may be unaware of a use."""
+        with self._lock:
+            buffer = self._buffers.pop(key)
+            asked = {self.thread, *buffer.holders} | ({buffer.home} if buffer.home else set())
+            for use in buffer.uses:
+                is_torchs = buffer.is_pinned and use.actor in STREAMS
+                if not is_torchs and not any(self.clocks.knows(actor, use) for actor in asked):
+                    self._faults.append(f"memory was dropped that {use} may still be using")
+
+    @contextmanager
+    def _on(self, stream: Actor) -> Iterator[None]:
+        before, self._local.stream = self.stream, stream
+        try:
+            yield
+        finally:
+            self._local.stream = before
+
+
+class _Watch(TorchDispatchMode):
+    """Shows a thread's operations to a device."""
+
+    def __init__(self, device: CheckedDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and torch's compiler takes seconds to import."""
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return self._device.run(func, args, kwargs or {})
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    """All but weights that are packed for oneDNN: nothing writes them, and they have no storage."""
+    tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+    return [tensor for tensor in tensors if not tensor.is_mkldnn]
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The arguments that an operation writes to, by its schema."""
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    written = [
+        given.get(argument.name)
+        for argument in func._schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return _tensors(written)

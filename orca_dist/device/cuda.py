@@ -1,0 +1,43 @@
+"""A stage on one GPU. Compute goes to the default stream, which every thread starts with."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+
+from orca_dist.device.seam import Event
+
+
+class CudaDevice:
+    """The GPU `index` of those that this process sees, and two streams beside its default one."""
+
+    is_host = False
+    host_bytes = 0
+
+    def __init__(self, index: int = 0) -> None:
+        self.torch_device = torch.device("cuda", index)
+        torch.cuda.set_device(self.torch_device)
+        self._inbound = torch.cuda.Stream(self.torch_device)
+        self._outbound = torch.cuda.Stream(self.torch_device)
+
+    @property
+    def free_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self.torch_device)[0]
+
+    def inbound(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._inbound)
+
+    def outbound(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._outbound)
+
+    def record(self) -> Event:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.torch_device))
+        return event
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        tensor.record_stream(torch.cuda.current_stream(self.torch_device))
+
+    def pinned(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)

@@ -1,0 +1,97 @@
+"""Stages and links wait for all that has to be waited for, each time because one line says so.
+
+On the checked device, which keeps clocks of who knows of whose work. A GPU would show a missing
+wait seldom and elsewhere; here it is a fault of its own, each time.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from orca_dist.device.checked import OrderFault
+from tests.fixtures.checkpoints import loud_llama
+from tests.fixtures.mutants import Wait, find_waits, without
+from tests.fixtures.waits import (
+    KINDS,
+    Stages,
+    greet,
+    leave_epoch,
+    loaded_stages,
+    pass_tensors,
+    run_stages,
+    upload_tables,
+)
+
+WAITS = """
+device.staging Upload.wait: self.copied.wait()
+device.staging Upload.wait: self.device.hold(self.flat_N)
+device.staging Uploads.send: self._device.record()
+device.staging Uploads._filled: pinned.copied.synchronize()
+device.staging download: device.record().synchronize()
+device.staging download: device.record()
+stage.worker StageWorker._input: iteration.batch.tables.wait()
+stage.worker StageWorker._input: iteration.arrival.wait()
+stage.worker StageWorker._input: self._device.hold(iteration.x_TH)
+transport.group GroupArrival.wait: self.work.wait()
+transport.group GroupChannel.greet: self.post_recv(probe).wait()
+transport.group GroupChannel._post: self._pending[0][0].wait()
+transport.host HostArrival.wait: self.inner.wait()
+transport.host HostArrival.wait: copied.wait()
+transport.host HostArrival.wait: self.free.wait()
+transport.host HostArrival.wait: self.device.record()
+transport.host HostChannel.post_recv: self._device.record()
+transport.host HostChannel._copied: self._device.record()
+transport.host HostChannel._copied: computed.wait()
+transport.host HostChannel._copied: self._device.hold(x_TH)
+transport.host HostChannel._copied: self._device.record()
+transport.host HostChannel._forward: copied.synchronize()
+"""
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
+    return loaded_stages(loud_llama(tmp_path_factory.mktemp("loud")), 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_links_wait(kind: str) -> None:
+    pass_tensors(kind)
+
+
+def test_a_link_is_proven() -> None:
+    greet()
+
+
+def test_tables_are_waited_for() -> None:
+    upload_tables()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stages_wait_and_answer_as_on_the_cpu(kind: str, stages: Stages) -> None:
+    run_stages(kind, stages)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_comes_into_memory_of_an_epoch_that_was_left(kind: str, stages: Stages) -> None:
+    leave_epoch(kind, stages)
+
+
+def test_every_wait_is_known() -> None:
+    """Of the code as it is; what is added has to be listed, and is then deleted below."""
+    assert [str(wait) for wait in find_waits()] == WAITS.strip().splitlines()
+
+
+@pytest.mark.parametrize("wait", find_waits(), ids=str)
+def test_no_wait_can_be_left_out(wait: Wait, stages: Stages) -> None:
+    with without(wait), pytest.raises(OrderFault):
+        run_all(stages)
+
+
+def run_all(stages: Stages) -> None:
+    greet()
+    upload_tables()
+    for kind in KINDS:
+        pass_tensors(kind)
+    for kind in KINDS:
+        run_stages(kind, stages)
+        leave_epoch(kind, stages)

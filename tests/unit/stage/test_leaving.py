@@ -1,0 +1,89 @@
+"""A stage's links are aborted when its epoch is over, or a device that waits in one is stuck."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from orca_dist.proto.v1.control_pb2 import Open, Setup
+from orca_dist.stage.device import CpuDevice
+from orca_dist.stage.worker import EpochOver, StageWorker
+from orca_dist.transport.channel import Channel
+from orca_dist.transport.loopback import LoopbackChannel
+
+WAIT_S = 20.0
+
+
+class StuckChannel(LoopbackChannel):
+    """As one that waits for a peer which is gone: only abort() lets it go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_aborted = threading.Event()
+
+    def abort(self) -> None:
+        self.is_aborted.set()
+
+
+def open_stuck(
+    monkeypatch: pytest.MonkeyPatch, channel: StuckChannel, is_stuck: threading.Event
+) -> StageWorker:
+    """A stage whose first link is made, and gets stuck as it is proven."""
+
+    def open_links(
+        config: object, store: object, epoch: int, on_made: Callable[[Channel], None]
+    ) -> tuple[Channel | None, Channel | None]:
+        on_made(channel)
+        is_stuck.set()
+        assert channel.is_aborted.wait(WAIT_S)
+        raise EpochOver
+
+    monkeypatch.setattr("orca_dist.stage.worker.open_links", open_links)
+    monkeypatch.setattr("orca_dist.stage.worker.join_store", lambda address, timeout_s: None)
+    worker = StageWorker(host="127.0.0.1")
+    worker._setup, worker._device = Setup(num_stages=2), CpuDevice()
+    return worker
+
+
+def test_a_link_that_is_stuck_before_it_is_proven_is_aborted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    channel, is_stuck = StuckChannel(), threading.Event()
+    worker = open_stuck(monkeypatch, channel, is_stuck)
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            worker.open(Open(epoch=1))
+        except EpochOver as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert is_stuck.wait(WAIT_S)
+    worker.end()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert len(errors) == 1
+
+
+def test_an_epoch_that_is_over_makes_no_more_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = StuckChannel()
+    worker = open_stuck(monkeypatch, channel, threading.Event())
+    worker.end()
+    with pytest.raises(EpochOver):
+        worker.open(Open(epoch=1))
+    assert not channel.is_aborted.is_set()
+
+
+def test_a_new_epoch_has_links_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = StuckChannel(), StuckChannel()
+    worker = open_stuck(monkeypatch, old, threading.Event())
+    worker._note_link(old)
+    following = worker.fresh()
+    following._note_link(new)
+    worker.end()
+    assert old.is_aborted.is_set()
+    assert not new.is_aborted.is_set()
