@@ -22,7 +22,7 @@ from orca_dist.engine import kv_size
 from orca_dist.sim.hardware import find_device
 from orca_dist.sim.layouts import Cluster, Layout, Target
 from orca_dist.sim.shapes import shape_of
-from orca_dist.spec import ModelSpec, load_spec, parse_spec
+from orca_dist.spec import FAMILIES, ModelSpec, load_spec, parse_spec
 from tests.fixtures.checkpoints import TINY_SIZES
 from tests.fixtures.fake_gpu import FakeGpu, HostCopy, HostRead
 from tests.fixtures.families import VARIANTS
@@ -102,7 +102,8 @@ def check(folder: Path, kernels: Kernels) -> None:
 def test_a_plan_is_a_launch_of_each_kernel_a_layer(tmp_path: Path) -> None:
     """Norms before attention and MLP in 5 layers and before the head; nothing on the side."""
     with noted_launches() as (kernels, launches):
-        run = start(family(tmp_path, "llama"), gpu_config(1), TINY_BYTES, kernels)
+        config = {**TINY_SIZES, "model_type": "llama", "max_position_embeddings": 1024}
+        run = start(config_folder(tmp_path, config), gpu_config(1), TINY_BYTES, kernels)
         run.run_new([(0, 20), (64, 1), (600, 1)])
     counts = {name: names_of(launches).count(name) for name in names_of(launches)}
     assert counts == {
@@ -186,6 +187,10 @@ def test_a_large_model_reads_nothing_but_its_logits(
     fewest = target(folder, 1, 4096).fewest_stages(1)
     assert fewest is not None
     serve(start(folder, gpu_config(fewest), GPU_BYTES, TORCH if kernels == "torch" else triton))
+
+
+def test_every_family_has_a_published_size() -> None:
+    assert {config["model_type"] for config in LARGE.values()} == set(FAMILIES)
 
 
 @pytest.mark.slow
