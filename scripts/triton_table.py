@@ -193,7 +193,7 @@ def _rows(model: Model, dtype: str, capability: int) -> list[Variant]:
     N, M = model.heads
     label = f"{model.name}, {dtype}"
     norm = {
-        **_pointers(dtype, "x_ptr", "weight_ptr", "y_ptr"),
+        **_pointers(dtype, "x_ptr", "added_ptr", "weight_ptr", "sum_ptr", "y_ptr"),
         "num_rows": "i32",
         "row_stride": "i32",
         "eps": "fp32",
@@ -209,7 +209,7 @@ def _rows(model: Model, dtype: str, capability: int) -> list[Variant]:
     turned = rows.rotation_constants(
         num_heads=N, num_kv_heads=M, head_dim=model.head_dim, is_rotated=True
     )
-    normed = rows.norm_constants(size=model.hidden, parts=1, rounds_late=False)
+    normed = rows.norm_constants(size=model.hidden, parts=1, is_added=True, rounds_late=False)
     gated = rows.gate_constants(size=model.intermediate)
     return [
         _variant("norm_rows", label, norm, normed, capability),

@@ -51,6 +51,20 @@ class RmsNorm(Protocol):
     ) -> torch.Tensor: ...
 
 
+class AddRmsNorm(Protocol):
+    """See reference.add_rms_norm."""
+
+    def __call__(
+        self,
+        x_TH: torch.Tensor,
+        y_TH: torch.Tensor,
+        weight_H: torch.Tensor,
+        eps: float,
+        *,
+        rounds_late: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
 class SiluMul(Protocol):
     """See reference.silu_mul."""
 
@@ -112,6 +126,7 @@ class Kernels:
     has_own_threads: bool
     linear: MakeLinear
     rms_norm: RmsNorm
+    add_rms_norm: AddRmsNorm
     silu_mul: SiluMul
     empty_kv: EmptyKV
     rotate_and_write: RotateAndWrite
@@ -142,6 +157,7 @@ TORCH = Kernels(
     has_own_threads=False,
     linear=TorchLinear,
     rms_norm=reference.rms_norm,
+    add_rms_norm=reference.add_rms_norm,
     silu_mul=reference.silu_mul,
     empty_kv=reference.empty_kv,
     rotate_and_write=reference.rotate_and_write,
@@ -162,6 +178,7 @@ def cpu_kernels(dtype: torch.dtype, num_threads: int) -> Kernels:
         has_own_threads=not multiplies_bf16,
         linear=TorchLinear if multiplies_bf16 else partial(CpuLinear, library, num_threads),
         rms_norm=rows.rms_norm,
+        add_rms_norm=rows.add_rms_norm,
         silu_mul=rows.silu_mul,
         empty_kv=empty_kv,
         rotate_and_write=rows.rotate_and_write,
@@ -188,6 +205,7 @@ def triton_kernels(capability: tuple[int, int]) -> Kernels:
         has_own_threads=False,
         linear=TorchLinear,
         rms_norm=rows.rms_norm,
+        add_rms_norm=rows.add_rms_norm,
         silu_mul=rows.silu_mul,
         empty_kv=reference.empty_kv,
         rotate_and_write=rows.rotate_and_write,

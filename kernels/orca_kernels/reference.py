@@ -27,6 +27,19 @@ def rms_norm(
     return weight_H * normed.to(x_TH.dtype)
 
 
+def add_rms_norm(
+    x_TH: torch.Tensor,
+    y_TH: torch.Tensor,
+    weight_H: torch.Tensor,
+    eps: float,
+    *,
+    rounds_late: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The residual x + y, rounded, and its rms_norm."""
+    sum_TH = x_TH + y_TH
+    return sum_TH, rms_norm(sum_TH, weight_H, eps, rounds_late=rounds_late)
+
+
 def silu_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
     """silu(first half) * second half."""
     gate, up = gate_up_TF.chunk(2, dim=-1)

@@ -37,6 +37,7 @@ from orca_dist.server import Server
 from orca_dist.text import ChatTemplate, Tokenizer
 
 IDLE_STAGE = "orca_dist.stage.idle"
+GRPC_POOL = "event_engine"  # what its threads are called
 WARM_UP_SHARE = 0.25
 NUM_CONNECTIONS = 8
 IDLE_LIMIT_S = 30.0  # for calls that are on their way out
@@ -62,7 +63,7 @@ class Footprint:
     """Of the server's process and then of each stage's."""
 
     rss_mb: tuple[float, ...]
-    threads: tuple[int, ...]
+    threads: tuple[int, ...]  # without gRPC's pool
     files: tuple[int, ...]  # open ones, sockets among them
 
 
@@ -245,9 +246,22 @@ async def _idle_footprint(engine: Engine, server: Server) -> Footprint:
     processes = [psutil.Process(), *(psutil.Process(s.pid) for s in engine.info().stages)]
     return Footprint(
         rss_mb=tuple(process.memory_info().rss / 1e6 for process in processes),
-        threads=tuple(process.num_threads() for process in processes),
+        threads=tuple(_num_threads(process) for process in processes),
         files=tuple(process.num_fds() for process in processes),
     )
+
+
+def _num_threads(process: psutil.Process) -> int:
+    """Without those of gRPC's pool, which come and go with its load."""
+    names = [_name(task) for task in Path(f"/proc/{process.pid}/task").glob("*/comm")]
+    return sum(name != GRPC_POOL for name in names) or process.num_threads()
+
+
+def _name(task: Path) -> str:
+    try:
+        return task.read_text(encoding="utf-8").strip()
+    except OSError:  # it ended meanwhile
+        return GRPC_POOL
 
 
 async def _result(

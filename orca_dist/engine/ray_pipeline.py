@@ -176,7 +176,9 @@ class RayPlacement:
                     ray.init(address=self._config.address, **quiet)
                 else:
                     self._start_private(quiet)
-        except (OSError, ValueError, RuntimeError) as error:
+        except OrcaError:
+            raise
+        except Exception as error:  # noqa: BLE001  Ray's own where its node takes over 30 s
             raise StartupError(f"Ray can't be reached or started: {error}") from None
 
     def _start_private(self, quiet: dict[str, Any]) -> None:

@@ -105,15 +105,16 @@ class Decoder:
     ) -> torch.Tensor:
         """This stage's layers: [T, H] -> [T, H]. `on_layer` hears of each before it begins."""
         rotation = self._rotary(positions_T)
+        y_TH = None
         for index, layer in self._layers.items():
             on_layer()
-            normed = self._before(x_TH, layer.attention_norm)
+            x_TH, normed = self._before(x_TH, y_TH, layer.attention_norm)
             y_TH = self._attention(normed, layer, rotation, cache.layer(index), context)
-            x_TH = x_TH + self._after(y_TH, layer.attention_norm)
-            normed = self._before(x_TH, layer.mlp_norm)
+            y_TH = self._after(y_TH, layer.attention_norm)
+            x_TH, normed = self._before(x_TH, y_TH, layer.mlp_norm)
             y_TH = layer.down(self._kernels.silu_mul(layer.gate_up(normed)))
-            x_TH = x_TH + self._after(y_TH, layer.mlp_norm)
-        return x_TH
+            y_TH = self._after(y_TH, layer.mlp_norm)
+        return x_TH if y_TH is None else x_TH + y_TH
 
     def logits(self, x_RH: torch.Tensor) -> torch.Tensor:
         """Last stage: the rows that sample, [R, H] -> fp32 [R, V]."""
@@ -128,9 +129,19 @@ class Decoder:
             x_TH, weight_H, spec.rms_norm_eps, rounds_late=spec.rounds_late
         )
 
-    def _before(self, x_TH: torch.Tensor, weight_H: torch.Tensor) -> torch.Tensor:
-        """What goes into attention or MLP."""
-        return self._norm(x_TH, weight_H) if self.spec.norms is NormPlacement.BEFORE else x_TH
+    def _before(
+        self, x_TH: torch.Tensor, y_TH: torch.Tensor | None, weight_H: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream, with what is still to be added; what goes into attention or MLP."""
+        spec = self.spec
+        if spec.norms is not NormPlacement.BEFORE:
+            x_TH = x_TH if y_TH is None else x_TH + y_TH
+            return x_TH, x_TH
+        if y_TH is None:
+            return x_TH, self._norm(x_TH, weight_H)
+        return self._kernels.add_rms_norm(
+            x_TH, y_TH, weight_H, spec.rms_norm_eps, rounds_late=spec.rounds_late
+        )
 
     def _after(self, y_TH: torch.Tensor, weight_H: torch.Tensor) -> torch.Tensor:
         """What attention or MLP adds to its input."""

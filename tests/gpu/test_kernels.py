@@ -15,6 +15,7 @@ from tests.fixtures.kernel_cases import (
     Mix,
     PagedCase,
     RowMix,
+    check_add_norm,
     check_attention,
     check_gate,
     check_norm,
@@ -106,6 +107,7 @@ def test_no_launch_waits_for_the_device(kernels: Kernels) -> None:
 @given(mix=row_mixes, table_dtype=st.sampled_from([torch.float32, torch.bfloat16]))
 def test_any_rows(kernels: Kernels, mix: RowMix, table_dtype: torch.dtype) -> None:
     check_norm(mix, kernels.rms_norm, CUDA)
+    check_add_norm(mix, kernels.add_rms_norm, CUDA)
     check_gate(mix, kernels.silu_mul, CUDA)
     check_rotation(mix, kernels.rotate_and_write, table_dtype, CUDA)
 
@@ -114,5 +116,6 @@ def test_any_rows(kernels: Kernels, mix: RowMix, table_dtype: torch.dtype) -> No
 def test_rows_of_large_models(kernels: Kernels, heads: tuple[int, int]) -> None:
     mix = RowMix(num_rows=300, heads=heads, head_dim=128, dtype=torch.bfloat16, flag=True)
     check_norm(mix, kernels.rms_norm, CUDA)
+    check_add_norm(mix, kernels.add_rms_norm, CUDA)
     check_gate(mix, kernels.silu_mul, CUDA)
     check_rotation(mix, kernels.rotate_and_write, torch.bfloat16, CUDA)

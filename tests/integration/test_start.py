@@ -55,4 +55,4 @@ def test_a_wrong_network_interface_ends_the_start_at_once(
     )
     with pytest.raises(StartupError, match=rf"{told} interface of node 127.0.0.1, which has .*lo"):
         LLM(folder, stages=2)
-    assert time.monotonic() - began_s < 15
+    assert time.monotonic() - began_s < 60, "links weren't waited for"

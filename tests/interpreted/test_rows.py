@@ -13,6 +13,7 @@ from tests.fixtures.kernel_cases import (
     CPU,
     DTYPES,
     RowMix,
+    check_add_norm,
     check_gate,
     check_norm,
     check_rotation,
@@ -27,6 +28,7 @@ tables = st.sampled_from([torch.float32, torch.bfloat16])
 @given(mix=row_mixes, table_dtype=tables)
 def test_any_rows(mix: RowMix, table_dtype: torch.dtype) -> None:
     check_norm(mix, rows.rms_norm)
+    check_add_norm(mix, rows.add_rms_norm)
     check_gate(mix, rows.silu_mul)
     check_rotation(mix, rows.rotate_and_write, table_dtype)
 
@@ -36,6 +38,7 @@ def test_any_rows(mix: RowMix, table_dtype: torch.dtype) -> None:
 @given(mix=row_mixes, table_dtype=tables)
 def test_many_rows(mix: RowMix, table_dtype: torch.dtype) -> None:
     check_norm(mix, rows.rms_norm)
+    check_add_norm(mix, rows.add_rms_norm)
     check_gate(mix, rows.silu_mul)
     check_rotation(mix, rows.rotate_and_write, table_dtype)
 

@@ -271,3 +271,19 @@ def test_rms_norm_rounds_as_torch_does(dtype: torch.dtype, rounds_late: bool, si
         norm(x_TH, weight_H, 1e-6, rounds_late=rounds_late) for norm in (ours, TORCH.rms_norm)
     )
     assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("size", [1, 37, 576, 4096])
+def test_a_residual_and_its_norm_are_those_of_torch(
+    dtype: torch.dtype, num_threads: int, size: int
+) -> None:
+    """Both to the bit, though one call makes them; what came in is as it was."""
+    x_TH, y_TH, weight_H = (noise(n, size, dtype=dtype, seed=n) for n in (200, 200, 1))
+    y_TH, before = y_TH.flip(0), x_TH.clone()
+    rows = CpuRows(load_library(), num_threads)
+    got = rows.add_rms_norm(x_TH, y_TH, weight_H[0], 1e-6)
+    wanted = TORCH.add_rms_norm(x_TH, y_TH, weight_H[0], 1e-6)
+    assert all(map(torch.equal, got, wanted))
+    assert torch.equal(x_TH, before)

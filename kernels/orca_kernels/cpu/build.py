@@ -1,8 +1,8 @@
 """Compiles the kernels beside this file with this machine's own compiler, once.
 
 The result lies in the user's cache folder under a name that stands for the
-sources, the flags, the compiler and the CPU; it appears whole by a rename, so
-processes may build side by side. Knows nothing of what the kernels do.
+sources, the flags, the compiler and the CPU; it appears whole, by a rename.
+Knows nothing of what the kernels do.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import platformdirs
+from filelock import FileLock
 
 FOLDER = Path(__file__).parent
-FLAGS = ("-std=c++20", "-O3", "-march=native", "-shared", "-fPIC", "-pthread")
+FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-pthread")
 COMPILERS = ("c++", "g++", "clang++")
 BUILD_TIMEOUT_S = 120.0
+LOCK = ".lock"
 
 
 class BuildError(Exception):
@@ -61,14 +65,29 @@ def _cpu() -> str:
 
 
 def _compile(compiler: str, target: Path) -> None:
+    """One process at a time: the others find it done."""
+    folder = target.parent
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            made = Path(folder) / target.name
-            _run([compiler, *FLAGS, "-o", str(made), *map(str, sorted(FOLDER.glob("*.cpp")))])
-            made.replace(target)
-    except OSError as error:
-        raise BuildError(f"{target.parent} can't be written: {error}") from None
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / LOCK), tempfile.TemporaryDirectory(dir=folder) as made_in:
+            if not target.exists():
+                _link(compiler, Path(made_in) / target.name).replace(target)
+    except (OSError, NotImplementedError) as error:  # the latter: no locks in that file system
+        raise BuildError(f"{folder} can't be written: {error}") from None
+
+
+def _link(compiler: str, made: Path) -> Path:
+    """A library of all sources, which are compiled side by side."""
+    with ThreadPoolExecutor() as pool:
+        objects = list(pool.map(partial(_object, compiler, made.parent), FOLDER.glob("*.cpp")))
+    _run([compiler, "-shared", "-pthread", "-o", str(made), *sorted(objects)])
+    return made
+
+
+def _object(compiler: str, folder: Path, source: Path) -> str:
+    made = str(folder / f"{source.stem}.o")
+    _run([compiler, *FLAGS, "-c", "-o", made, str(source)])
+    return made
 
 
 def _run(command: list[str]) -> str:

@@ -91,6 +91,14 @@ void norm_row(const T* x, const T* weight, T* y, int64_t H, float eps, bool roun
   }
 }
 
+// x + y, rounded.
+template <class T>
+void add_row(const T* x, const T* y, T* sum, int64_t H) {
+  int64_t h = 0;
+  for (; h + kLanes <= H; h += kLanes) store(sum + h, load(x + h) + load(y + h));
+  for (; h < H; ++h) sum[h] = narrowed<T>(widened(x[h]) + widened(y[h]));
+}
+
 // g / (1 + e^-g); e is taken of -|g|, which can't overflow.
 inline Vec silu(Vec g) {
   const Vec e = exp_negative(g < 0.0f ? g : -g);
@@ -178,6 +186,19 @@ void norm_rows(const void* x, const void* weight, void* y, int64_t rows, int64_t
 }
 
 template <class T>
+void add_norm_rows(const void* x, const void* y, const void* weight, void* sum, void* normed,
+                   int64_t rows, int64_t H, float eps, bool rounds_late, int64_t num_threads) {
+  share_rows(rows, num_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      T* const sum_row = static_cast<T*>(sum) + row * H;
+      add_row(static_cast<const T*>(x) + row * H, static_cast<const T*>(y) + row * H, sum_row, H);
+      norm_row(sum_row, static_cast<const T*>(weight), static_cast<T*>(normed) + row * H, H, eps,
+               rounds_late);
+    }
+  });
+}
+
+template <class T>
 void gate_rows(const void* gate_up, void* y, int64_t rows, int64_t F, int64_t num_threads) {
   share_rows(rows, num_threads, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
@@ -193,6 +214,13 @@ extern "C" void orca_rms_norm(int64_t is_bf16, const void* x, const void* weight
                               int64_t H, float eps, int64_t rounds_late, int64_t num_threads) {
   const auto run = is_bf16 ? norm_rows<uint16_t> : norm_rows<float>;
   run(x, weight, y, rows, H, eps, rounds_late != 0, num_threads);
+}
+
+extern "C" void orca_add_rms_norm(int64_t is_bf16, const void* x, const void* y, const void* weight,
+                                  void* sum, void* normed, int64_t rows, int64_t H, float eps,
+                                  int64_t rounds_late, int64_t num_threads) {
+  const auto run = is_bf16 ? add_norm_rows<uint16_t> : add_norm_rows<float>;
+  run(x, y, weight, sum, normed, rows, H, eps, rounds_late != 0, num_threads);
 }
 
 // gate_up [rows, 2 F], gate first; y [rows, F].

@@ -15,12 +15,14 @@ MIN_THREADED_ELEMENTS = 100_000  # fewer aren't worth waking a thread for
 
 
 class CpuRows:
-    """rms_norm, silu_mul and rotate_and_write, for float32 and bfloat16."""
+    """Norms, silu_mul and rotate_and_write, for float32 and bfloat16."""
 
     def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
         size, pointer, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
         self._norm = library.orca_rms_norm
         self._norm.argtypes = [size, *[pointer] * 3, size, size, real, size, size]
+        self._add_norm = library.orca_add_rms_norm
+        self._add_norm.argtypes = [size, *[pointer] * 5, size, size, real, size, size]
         self._gate = library.orca_silu_mul
         self._gate.argtypes = [size, pointer, pointer, size, size, size]
         self._rotate = library.orca_rotate_and_write
@@ -31,7 +33,7 @@ class CpuRows:
             *[pointer] * 6,
             *[size] * 6,
         ]
-        for kernel in (self._norm, self._gate, self._rotate):
+        for kernel in (self._norm, self._add_norm, self._gate, self._rotate):
             kernel.restype = None
         self._num_threads = num_threads
 
@@ -59,6 +61,28 @@ class CpuRows:
             self._threads(x),
         )
         return y
+
+    def add_rms_norm(
+        self,
+        x_TH: torch.Tensor,
+        y_TH: torch.Tensor,
+        weight_H: torch.Tensor,
+        eps: float,
+        *,
+        rounds_late: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See reference.add_rms_norm."""
+        x_TH, y_TH = x_TH.contiguous(), y_TH.contiguous()
+        sum_TH, normed_TH = torch.empty_like(x_TH), torch.empty_like(x_TH)
+        self._add_norm(
+            x_TH.dtype is torch.bfloat16,
+            *(tensor.data_ptr() for tensor in (x_TH, y_TH, weight_H, sum_TH, normed_TH)),
+            *x_TH.shape,
+            eps,
+            rounds_late,
+            self._threads(x_TH),
+        )
+        return sum_TH, normed_TH
 
     def silu_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
         """See reference.silu_mul."""

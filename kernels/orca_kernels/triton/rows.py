@@ -22,7 +22,9 @@ GATE_COLUMNS = 1024
 @triton.jit(do_not_specialize=["num_rows"])
 def norm_rows(
     x_ptr,
+    added_ptr,
     weight_ptr,
+    sum_ptr,
     y_ptr,
     num_rows,
     row_stride,
@@ -31,14 +33,23 @@ def norm_rows(
     PARTS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    IS_ADDED: tl.constexpr,
     ROUNDS_LATE: tl.constexpr,
 ):
-    """Rows of SIZE elements: PARTS of them back to back, and such groups `row_stride` apart."""
+    """Rows of SIZE elements: PARTS of them back to back, and such groups `row_stride` apart.
+
+    Of x, or of the sum of x and what is added, which is kept.
+    """
     row_R = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column_C = tl.arange(0, COLUMNS)
     is_held_RC = (row_R < num_rows)[:, None] & (column_C < SIZE)[None, :]
     first_R = row_R // PARTS * row_stride + row_R % PARTS * SIZE
     x_RC = tl.load(x_ptr + first_R[:, None] + column_C[None, :], mask=is_held_RC, other=0.0)
+    packed_RC = row_R[:, None] * SIZE + column_C[None, :]
+    if IS_ADDED:
+        added_RC = tl.load(added_ptr + packed_RC, mask=is_held_RC, other=0.0)
+        x_RC = (x_RC.to(tl.float32) + added_RC.to(tl.float32)).to(x_RC.dtype)
+        tl.store(sum_ptr + packed_RC, x_RC, mask=is_held_RC)
     wide_RC = x_RC.to(tl.float32)
     mean_R = tl.sum(wide_RC * wide_RC, 1) / SIZE
     normed_RC = wide_RC * tl.rsqrt(mean_R + eps)[:, None]
@@ -46,7 +57,7 @@ def norm_rows(
         normed_RC = normed_RC.to(x_RC.dtype).to(tl.float32)
     weight_C = tl.load(weight_ptr + column_C, mask=column_C < SIZE, other=0.0).to(tl.float32)
     y_RC = (weight_C[None, :] * normed_RC).to(x_RC.dtype)
-    tl.store(y_ptr + row_R[:, None] * SIZE + column_C[None, :], y_RC, mask=is_held_RC)
+    tl.store(y_ptr + packed_RC, y_RC, mask=is_held_RC)
 
 
 @triton.jit
@@ -146,14 +157,34 @@ def rms_norm(
     """See reference.rms_norm; the heads of a row may be rows here, as a part of a wider one."""
     x, parts, row_stride = _parts(x)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    constants = norm_constants(size=x.shape[-1], parts=parts, rounds_late=rounds_late)
+    constants = norm_constants(
+        size=x.shape[-1], parts=parts, is_added=False, rounds_late=rounds_late
+    )
     num_rows = x.numel() // x.shape[-1]
     grid = (triton.cdiv(num_rows, constants["ROWS"]),)
-    norm_rows[grid](x, weight_H, y, num_rows, row_stride, eps, **constants)
+    norm_rows[grid](x, x, weight_H, y, y, num_rows, row_stride, eps, **constants)
     return y
 
 
-def norm_constants(*, size: int, parts: int, rounds_late: bool) -> dict[str, int]:
+def add_rms_norm(
+    x_TH: torch.Tensor,
+    y_TH: torch.Tensor,
+    weight_H: torch.Tensor,
+    eps: float,
+    *,
+    rounds_late: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See reference.add_rms_norm."""
+    x_TH, y_TH = x_TH.contiguous(), y_TH.contiguous()
+    sum_TH, normed_TH = torch.empty_like(x_TH), torch.empty_like(x_TH)
+    num_rows, size = x_TH.shape
+    constants = norm_constants(size=size, parts=1, is_added=True, rounds_late=rounds_late)
+    grid = (triton.cdiv(num_rows, constants["ROWS"]),)
+    norm_rows[grid](x_TH, y_TH, weight_H, sum_TH, normed_TH, num_rows, size, eps, **constants)
+    return sum_TH, normed_TH
+
+
+def norm_constants(*, size: int, parts: int, is_added: bool, rounds_late: bool) -> dict[str, int]:
     """What norm_rows is compiled for; a long row is read by more warps."""
     columns = triton.next_power_of_2(size)
     return {
@@ -161,6 +192,7 @@ def norm_constants(*, size: int, parts: int, rounds_late: bool) -> dict[str, int
         "PARTS": parts,
         "ROWS": max(1, PROGRAM_ELEMENTS // columns),
         "COLUMNS": columns,
+        "IS_ADDED": is_added,
         "ROUNDS_LATE": rounds_late,
         "num_warps": min(16, max(4, columns // 1024)),
         "enable_fp_fusion": True,
