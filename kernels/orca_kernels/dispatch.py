@@ -30,6 +30,10 @@ class Linear(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    def keeps(self, weight_FK: torch.Tensor) -> bool:
+        """Whether it is this very tensor that it keeps, and not the same in its own layout."""
+        ...
+
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor: ...
 
 

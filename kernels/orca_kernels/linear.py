@@ -19,6 +19,10 @@ class TorchLinear:
             torch.ops.mkldnn._reorder_linear_weight(weight_FK, None) if self.packed else weight_FK
         )
 
+    def keeps(self, weight_FK: torch.Tensor) -> bool:
+        """Unless it was packed."""
+        return self.weight is weight_FK
+
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
         """[T, K] -> [T, F]."""
         if not self.packed:

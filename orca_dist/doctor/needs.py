@@ -57,16 +57,16 @@ def need_of(source: Source, config: EngineConfig) -> Need | None:
         return None
     settled = settle(source.name, spec, config, LogConfig())
     itemsize, shape = ITEMSIZE[Dtype(settled.dtype)], shape_of(spec)
-    ends = [0] * settled.num_stages  # the embedding, and the head: one stage may hold both
-    ends[0] += shape.head_weights
-    if settled.num_stages > 1 or not spec.tie_word_embeddings:
-        ends[-1] += shape.head_weights
+    weights = [
+        shape.stage_weights(
+            len(layers), is_first=layers.start == 0, is_last=layers.stop == spec.num_layers
+        )
+        for layers in settled.layers
+    ]
     return Need(
         stage_bytes=tuple(
-            (len(layers) * shape.layer_weights + end) * itemsize + activations
-            for layers, end, activations in zip(
-                settled.layers, ends, settled.activation_bytes, strict=True
-            )
+            elements * itemsize + activations
+            for elements, activations in zip(weights, settled.activation_bytes, strict=True)
         ),
         token_bytes=spec.kv_bytes_per_token(itemsize),
         max_model_len=settle_max_model_len(spec, config),

@@ -16,6 +16,10 @@ from orca_dist.spec import ModelSpec
 
 GIB = 2**30
 
+# As orca_kernels.triton.tiles cuts contexts; its import would bring torch.
+MAX_CUT_ROWS = 128  # of a request, times the query heads of a KV head
+CHUNK, MAX_CHUNKS = 512, 32  # tokens of a chunk at least; chunks of a context at most
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRoom:
@@ -73,18 +77,43 @@ def check_blocks(rooms: Sequence[StageRoom], num_blocks: int, block_size: int) -
 
 
 def activation_bytes(
-    spec: ModelSpec, *, rows: int, sampled_rows: int, itemsize: int, has_head: bool
+    spec: ModelSpec,
+    *,
+    rows: int,
+    sampled_rows: int,
+    itemsize: int,
+    has_head: bool,
+    cut_len: int = 0,
 ) -> int:
     """The largest that tensors of one iteration are together, about.
 
     Four of the hidden size (input, residual, normed, output), queries, keys and values before
-    and after rotation, attention's output, and the three of the MLP; of the head its logits in
-    the model's type and in fp32. Logits that a request asks for (return_logits) come on top.
+    and after rotation, attention's output; then the three of the MLP or, before it, what
+    attention keeps of cut contexts; of the head its logits in the model's type and in fp32.
+    Logits that a request asks for (return_logits) come on top.
+
+    cut_len: the longest context in tokens, where kernels cut it (on GPUs); 0: they don't.
     """
     q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    widths = 4 * spec.hidden_size + 3 * q_size + 4 * kv_size + 3 * spec.intermediate_size
+    widths = 4 * spec.hidden_size + 3 * q_size + 4 * kv_size
+    mlp = rows * 3 * spec.intermediate_size * itemsize
+    partial = _partial_bytes(spec, rows, sampled_rows, cut_len)
     head = sampled_rows * spec.vocab_size * (itemsize + 4) if has_head else 0
-    return rows * widths * itemsize + head
+    return rows * widths * itemsize + max(mlp, partial) + head
+
+
+def _partial_bytes(spec: ModelSpec, rows: int, num_requests: int, cut_len: int) -> int:
+    """Peak, total and weighted values of each head in fp32, for every chunk of a cut context.
+
+    At most, that is where all requests are short pieces behind the longest context.
+    """
+    num_chunks = min(MAX_CHUNKS, -(-cut_len // CHUNK))
+    if num_chunks < 2:
+        return 0
+    rows_each = MAX_CUT_ROWS * spec.num_kv_heads // spec.num_heads
+    return (
+        min(rows, num_requests * rows_each) * num_chunks * spec.num_heads * (spec.head_dim + 2) * 4
+    )
 
 
 def _by_memory(rooms: Sequence[StageRoom]) -> list[list[StageRoom]]:

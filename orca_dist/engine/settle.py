@@ -54,7 +54,7 @@ def settle(
         // spec.num_layers
         * config.block_size,
         memory_share=config.memory_share or MEMORY_SHARES[device],
-        activation_bytes=_activation_bytes(spec, config, layers, ITEMSIZE[dtype]),
+        activation_bytes=_activation_bytes(spec, config, layers, device, dtype),
         inflight=config.inflight or config.stages,
         num_token_ids=min(spec.vocab_size, num_token_ids or spec.vocab_size),
         start_timeout_s=config.start_timeout_s,
@@ -168,18 +168,23 @@ def _link(device: DeviceKind, launcher: Launcher) -> str:
 
 
 def _activation_bytes(
-    spec: ModelSpec, config: EngineConfig, layers: tuple[range, ...], itemsize: int
+    spec: ModelSpec,
+    config: EngineConfig,
+    layers: tuple[range, ...],
+    device: DeviceKind,
+    dtype: Dtype,
 ) -> tuple[int, ...]:
     """Of each stage; the last one has the head."""
     whole = config.chunked_prefill is Switch.OFF  # a prompt runs as it is, however long
-    longest = settle_max_model_len(spec, config) if whole else 0
+    longest = settle_max_model_len(spec, config)
     return tuple(
         activation_bytes(
             spec,
-            rows=max(config.max_batch_tokens, longest),
+            rows=max(config.max_batch_tokens, longest if whole else 0),
             sampled_rows=config.max_batch_size,
-            itemsize=itemsize,
+            itemsize=ITEMSIZE[dtype],
             has_head=each.stop == spec.num_layers,
+            cut_len=longest if device is DeviceKind.CUDA else 0,
         )
         for each in layers
     )

@@ -78,10 +78,17 @@ class Decoder:
 
     @property
     def weight_bytes(self) -> int:
-        """As they are held: matmuls may keep weights in fewer bytes than they compute in."""
-        held = [self._embed, self._final_norm, self._lm_head]
+        """As they are held: matmuls may keep weights in fewer bytes than they compute in, and a
+        tied head the embedding itself."""
+        held = [None if self._is_tied else self._embed, self._final_norm, self._lm_head]
         held += [each for layer in self._layers.values() for each in layer.held]
         return sum(each.nbytes for each in held if each is not None)
+
+    @property
+    def _is_tied(self) -> bool:
+        """One tensor is embedding and head."""
+        embed, head = self._embed, self._lm_head
+        return embed is not None and head is not None and head.keeps(embed)
 
     def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
         """First stage: [T] -> [T, H]."""

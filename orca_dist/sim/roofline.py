@@ -149,8 +149,9 @@ class RooflineCost:
         """The embedding is the first stage's, the head, as large, the last one's."""
         shape, placement = self.shape, self.placement
         layers = placement.split[stage]
-        ends = (stage == 0) + (stage == self.num_stages - 1)
-        weights = layers * shape.layer_weights + ends * shape.head_weights
+        weights = shape.stage_weights(
+            layers, is_first=stage == 0, is_last=stage == self.num_stages - 1
+        )
         return StageMemory(
             weights_bytes=weights * placement.itemsize,
             slot_bytes=layers * shape.kv_elements * placement.itemsize,

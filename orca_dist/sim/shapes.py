@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orca_dist.spec import ModelSpec
+from orca_dist.spec import ModelSpec, QkNorm
 
 GPT_VOCAB = 50257  # of GPT-2's and GPT-3's tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Sizes in elements. A gated MLP has three matrices (Llama), a plain one two (GPT)."""
+    """Sizes in elements. A gated MLP has three matrices (Llama), a plain one two (GPT).
+
+    `layer_vectors` and `final_vectors` are norms and biases, which take memory and no time that
+    counts. `is_tied`: the head is the embedding, held once where a stage has both.
+    """
 
     num_layers: int
     hidden_size: int
@@ -21,6 +25,9 @@ class ModelShape:
     intermediate_size: int
     vocab_size: int
     gated: bool
+    layer_vectors: int = 0
+    final_vectors: int = 0
+    is_tied: bool = False
 
     @property
     def layer_weights(self) -> int:
@@ -33,6 +40,12 @@ class ModelShape:
     def head_weights(self) -> int:
         """Of the LM head; the embedding has as many."""
         return self.hidden_size * self.vocab_size
+
+    def stage_weights(self, num_layers: int, *, is_first: bool, is_last: bool) -> int:
+        """All that a stage holds: layers, and at the pipeline's ends embedding and head."""
+        layers = num_layers * (self.layer_weights + self.layer_vectors)
+        num_ends = 1 if is_first and is_last and self.is_tied else is_first + is_last
+        return layers + num_ends * self.head_weights + is_last * self.final_vectors
 
     @property
     def kv_elements(self) -> int:
@@ -51,7 +64,20 @@ def shape_of(spec: ModelSpec) -> ModelShape:
         intermediate_size=spec.intermediate_size,
         vocab_size=spec.vocab_size,
         gated=True,
+        layer_vectors=_layer_vectors(spec),
+        final_vectors=spec.hidden_size,
+        is_tied=spec.tie_word_embeddings,
     )
+
+
+def _layer_vectors(spec: ModelSpec) -> int:
+    """Two norms of the hidden size, those of queries and keys, and biases."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    qk_norms = {QkNorm.NONE: 0, QkNorm.HEAD: 2 * spec.head_dim, QkNorm.FULL: q_size + kv_size}
+    outputs = {"q": q_size, "k": kv_size, "v": kv_size, "o": hidden}
+    outputs |= {"gate": inner, "up": inner, "down": hidden}
+    return 2 * hidden + qk_norms[spec.qk_norm] + sum(outputs[name] for name in spec.biases)
 
 
 def gpt_shape(num_layers: int, hidden_size: int, *, head_dim: int = 128) -> ModelShape:

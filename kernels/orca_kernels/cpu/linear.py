@@ -37,6 +37,10 @@ class CpuLinear:
     def nbytes(self) -> int:
         return self.panels_PKO.nbytes + (0 if self.bias_F is None else self.bias_F.nbytes)
 
+    def keeps(self, weight_FK: torch.Tensor) -> bool:
+        """It never does."""
+        return False
+
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
         """[T, K] -> [T, F]."""
         x_TK = x_TK.contiguous()

@@ -11,6 +11,7 @@ import pytest
 
 from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher, LogConfig, Split
 from orca_dist.engine import settle as module
+from orca_dist.engine.kv_size import activation_bytes
 from orca_dist.engine.settle import (
     cpus_per_stage,
     settle,
@@ -246,6 +247,26 @@ def test_activations_are_counted_for_the_longest_batch() -> None:
     )
     whole = settled(max_batch_tokens=100, chunked_prefill="off", dtype="bfloat16")
     assert whole.activation_bytes[0] == 1000 * widths * 2
+
+
+def test_cut_contexts_take_the_place_of_the_mlp_where_they_are_larger() -> None:
+    """16 values, a peak and a total in fp32 for each of 4 heads and 32 chunks; a request has 64
+    rows at most that are cut, for its 2 query heads of a KV head."""
+    counted = {"rows": 100, "itemsize": 4, "has_head": False}
+    rest = 100 * (4 * 64 + 3 * 64 + 4 * 32) * 4
+    for num_requests, rows in ((1, 64), (2, 100)):
+        cut = activation_bytes(make_spec(), sampled_rows=num_requests, cut_len=40_000, **counted)
+        assert cut == rest + rows * 32 * 4 * 18 * 4
+    short = activation_bytes(make_spec(), sampled_rows=2, cut_len=1000, **counted)
+    assert short == rest + 100 * 3 * 96 * 4, "two chunks take less than the MLP"
+
+
+def test_contexts_are_cut_on_gpus_alone() -> None:
+    changes = {"max_batch_tokens": 100, "max_model_len": 1000, "dtype": "bfloat16"}
+    on = {device: settled(device=device, **changes).activation_bytes for device in ("cpu", "cuda")}
+    rest = 100 * (4 * 64 + 3 * 64 + 4 * 32) * 2
+    assert on["cpu"][0] == rest + 100 * 3 * 96 * 2
+    assert on["cuda"][0] == rest + 100 * 2 * 4 * 18 * 4
 
 
 def test_the_launcher_is_no_part_of_the_rest() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,35 @@ def test_a_gated_model_with_few_kv_heads() -> None:
     )
     assert shape.layer_weights == 2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536
     assert shape.kv_elements == 2 * 3 * 64
+
+
+# A layer's matrices take 720, its vectors 5; embedding and head 40 each, the final norm 3.
+HELD = ModelShape(
+    num_layers=4,
+    hidden_size=10,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=5,
+    intermediate_size=14,
+    vocab_size=4,
+    gated=True,
+    layer_vectors=5,
+    final_vectors=3,
+)
+
+
+def test_a_stage_holds_its_layers_and_the_pipelines_ends() -> None:
+    assert HELD.stage_weights(2, is_first=False, is_last=False) == 2 * 725
+    assert HELD.stage_weights(2, is_first=True, is_last=False) == 2 * 725 + 40
+    assert HELD.stage_weights(2, is_first=False, is_last=True) == 2 * 725 + 40 + 3
+    assert HELD.stage_weights(4, is_first=True, is_last=True) == 4 * 725 + 80 + 3
+
+
+def test_a_tied_embedding_is_held_once_where_a_stage_has_both_ends() -> None:
+    tied = replace(HELD, is_tied=True)
+    assert tied.stage_weights(4, is_first=True, is_last=True) == 4 * 725 + 40 + 3
+    ends = [tied.stage_weights(2, is_first=first, is_last=not first) for first in (True, False)]
+    assert sum(ends) == 4 * 725 + 80 + 3
 
 
 def test_room_for_kv_is_what_the_fullest_stage_leaves() -> None:

@@ -45,6 +45,9 @@ class LoggedLinear:
     def nbytes(self) -> int:
         return self.inner.nbytes
 
+    def keeps(self, weight_FK: torch.Tensor) -> bool:
+        return self.inner.keeps(weight_FK)
+
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
         y_TF = self.inner(x_TK)
         self.matmuls.append(Matmul(*x_TK.shape, y_TF.shape[1], id(self)))
