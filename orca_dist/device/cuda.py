@@ -10,7 +10,10 @@ from orca_dist.device.seam import Event
 
 
 class CudaDevice:
-    """The GPU `index` of those that this process sees, and two streams beside its default one."""
+    """The GPU `index` of those that this process sees, and two streams beside its default one.
+
+    It is this thread's from now on; in other threads that is GPU 0, unless they set another.
+    """
 
     is_host = False
     host_bytes = 0

@@ -57,7 +57,7 @@ class PackedBatch:
     positions_T: torch.Tensor
     context: AttentionContext
     sampled: list[Sampled]
-    sampled_rows_R: torch.Tensor | None = None
+    sampled_rows_R: torch.Tensor
     tables: Arrival = PASSED
 
     @property

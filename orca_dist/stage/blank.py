@@ -48,6 +48,7 @@ class BlankTable(RequestTable):
             positions_T=NOTHING,
             context=NO_CONTEXT,
             sampled=_sampled(plan) if self._samples else [],
+            sampled_rows_R=NOTHING,
         )
 
 

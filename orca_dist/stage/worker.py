@@ -153,7 +153,10 @@ class StageWorker:
 
     def open(self, epoch: Open) -> None:
         """Make this epoch's links and an empty KV store."""
-        self.begin(*self._open_links(epoch), num_blocks=epoch.num_blocks)
+        previous, following = self._open_links(epoch)
+        if self._over.is_set():
+            raise EpochOver
+        self.begin(previous, following, num_blocks=epoch.num_blocks)
 
     def begin(
         self, previous: Channel | None, following: Channel | None, *, num_blocks: int
@@ -272,14 +275,19 @@ class StageWorker:
         What the device waits for in the links is aborted, or it could not go on to the next epoch.
         """
         self._over.set()
-        for channel in list(self._made):
-            channel.abort()
+        self._abort_links()
 
     def close(self) -> None:
         """Give up the links: a neighbour that waits at the other end hears of it."""
+        self._abort_links()
         for channel in (self._previous, self._next, *self._made):
             if channel is not None:
                 channel.close()
+
+    def _abort_links(self) -> None:
+        """All of them before any is closed: they may wait for each other."""
+        for channel in list(self._made):
+            channel.abort()
 
     def _enter_layer(self) -> float:
         if self._over.is_set():

@@ -74,14 +74,15 @@ class GroupChannel:
 
     def close(self) -> None:
         self._group = None
-        self._pending.clear()
+        self._pending = deque()
 
     def _post(self, x_TH: torch.Tensor) -> None:
+        pending = self._pending  # of this send; close() lets go of it
         try:
-            self._pending.append((self._open_group().send([x_TH], self._peer, 0), x_TH))
-            while len(self._pending) > self._max_pending:
-                self._pending[0][0].wait()
-                self._pending.popleft()
+            pending.append((self._open_group().send([x_TH], self._peer, 0), x_TH))
+            while len(pending) > self._max_pending:
+                pending[0][0].wait()
+                pending.popleft()
         except RuntimeError as error:
             raise LinkError(f"sending to the next stage failed: {error}") from error
 

@@ -39,8 +39,8 @@ class HostArrival:
 class HostChannel:
     """Wraps a channel of CPU tensors; its ends may live on any device.
 
-    A send that fails is told of by a later one: the next, or the one for which more than
-    `max_pending` would be on their way.
+    A send that fails is told of by those after it: the next, or the one for which more than
+    `max_pending` would be on their way, and all from then on. None of them goes out.
     """
 
     def __init__(self, inner: Channel, device: Device, *, max_pending: int) -> None:
@@ -50,6 +50,7 @@ class HostChannel:
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="link-sender")
         self._pending: deque[Future[None]] = deque()
         self._bytes_sent = 0
+        self._broken: Exception | None = None
         self._closed = False
 
     @property
@@ -99,4 +100,10 @@ class HostChannel:
     def _forward(self, staging_TH: torch.Tensor, copied: Event) -> None:
         """The sending thread's part."""
         copied.synchronize()
-        self._inner.send(staging_TH)
+        if self._broken is not None:
+            raise self._broken
+        try:
+            self._inner.send(staging_TH)
+        except LinkError as error:
+            self._broken = error
+            raise

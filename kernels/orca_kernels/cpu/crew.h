@@ -36,8 +36,7 @@ class Crew {
     share_ = &share;
     num_shares_ = num_shares;
     left_.store(static_cast<uint32_t>(num_shares));
-    const uint64_t round = round_.load() + 1;
-    open_.store(round << 32 | static_cast<uint64_t>(num_shares));
+    open_.store(static_cast<uint32_t>(num_shares));
     round_.fetch_add(1);
     round_.notify_all();
     take_shares();
@@ -54,13 +53,13 @@ class Crew {
     }
   }
 
-  // A share taken is of the round that `open` names, which can't end before that share does: so
-  // share_ and num_shares_ are that round's.
+  // A round can't end before each share that was taken has: so share_ and num_shares_, which are
+  // read after one was taken, are that round's.
   void take_shares() {
-    uint64_t open = open_.load();
-    while (static_cast<uint32_t>(open) != 0)
+    uint32_t open = open_.load();
+    while (open != 0)
       if (open_.compare_exchange_weak(open, open - 1)) {
-        (*share_)(num_shares_ - static_cast<uint32_t>(open));
+        (*share_)(num_shares_ - open);
         if (left_.fetch_sub(1) == 1) left_.notify_one();
         open = open_.load();
       }
@@ -69,8 +68,8 @@ class Crew {
   std::mutex turn_;
   const Share* share_ = nullptr;
   int64_t num_shares_ = 0;
-  std::atomic<uint64_t> open_{0};  // the round, and how many of its shares nobody has taken
-  std::atomic<uint32_t> round_{0}, left_{0};
+  std::atomic<uint32_t> round_{0};
+  std::atomic<uint32_t> open_{0}, left_{0};  // shares that nobody has taken; that aren't done
 };
 
 inline Crew& crew_of(int64_t num_threads) {

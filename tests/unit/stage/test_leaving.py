@@ -12,6 +12,7 @@ from orca_dist.stage.device import CpuDevice
 from orca_dist.stage.worker import EpochOver, StageWorker
 from orca_dist.transport.channel import Channel
 from orca_dist.transport.loopback import LoopbackChannel
+from orca_dist.transport.nccl import NcclChannel
 
 WAIT_S = 20.0
 
@@ -87,3 +88,41 @@ def test_a_new_epoch_has_links_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
     worker.end()
     assert old.is_aborted.is_set()
     assert not new.is_aborted.is_set()
+
+
+class SlowGroup:
+    """As NCCL's: an abort waits for the device, which another link's abort has to free."""
+
+    def __init__(self, both: threading.Barrier) -> None:
+        self._both = both
+
+    def abort(self) -> None:
+        self._both.wait(WAIT_S)
+
+
+def test_aborts_of_two_links_wait_for_each_other_and_not_for_us() -> None:
+    both = threading.Barrier(2)
+    worker = StageWorker(host="127.0.0.1")
+    for _ in range(2):
+        worker._note_link(NcclChannel(SlowGroup(both), member=0, max_pending=2))
+    worker.end()
+    worker.close()
+    worker.close()
+    assert not both.broken
+    assert both.n_waiting == 0
+
+
+def test_an_epoch_that_is_over_as_its_links_are_there_is_not_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = StageWorker(host="127.0.0.1")
+
+    def open_links(*_: object) -> tuple[None, None]:
+        worker.end()
+        return None, None
+
+    monkeypatch.setattr("orca_dist.stage.worker.open_links", open_links)
+    monkeypatch.setattr("orca_dist.stage.worker.join_store", lambda address, timeout_s: None)
+    worker._setup, worker._device = Setup(num_stages=2), CpuDevice()
+    with pytest.raises(EpochOver):
+        worker.open(Open(epoch=1))
