@@ -8,33 +8,15 @@ is none: `orca-dist bench offline --workload` reads it.
 from __future__ import annotations
 
 import argparse
-import json
-import random
 import time
 from pathlib import Path
 
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
+from peer_workload import NUM_REQUESTS, Request, read_workload, result
 
-NUM_REQUESTS, PROMPT_LENS, OUTPUT_LENS, FIRST_ORDINARY_ID = 64, (32, 512), (1, 128), 100
-WARM_UP = {"prompt": [1000] * 8, "out": 4}
-
-
-def make_workload(path: Path, vocab_size: int, seed: int) -> None:
-    """The paper's mix of lengths, all there from the start; random tokens."""
-    rng = random.Random(seed)
-    requests = [
-        {
-            "id": index,
-            "prompt": rng.choices(
-                range(FIRST_ORDINARY_ID, vocab_size), k=rng.randint(*PROMPT_LENS)
-            ),
-            "out": rng.randint(*OUTPUT_LENS),
-        }
-        for index in range(NUM_REQUESTS)
-    ]
-    path.write_text(json.dumps({"requests": requests}), encoding="utf-8")
+WARM_UP: list[Request] = [{"prompt": [1000] * 8, "out": 4}]
 
 
 def make_pipeline(model: Path, precision: str, threads: int) -> genai.ContinuousBatchingPipeline:
@@ -54,7 +36,7 @@ def make_pipeline(model: Path, precision: str, threads: int) -> genai.Continuous
     )
 
 
-def run(pipeline: genai.ContinuousBatchingPipeline, requests: list[dict[str, object]]) -> float:
+def run(pipeline: genai.ContinuousBatchingPipeline, requests: list[Request]) -> float:
     """Seconds until the last answer; each has exactly its `out` tokens."""
     start_s = time.perf_counter()
     handles = [
@@ -89,18 +71,12 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=int, default=49152)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    if not options.workload.exists():
-        make_workload(options.workload, options.vocab_size, options.seed)
-    requests = json.loads(options.workload.read_text(encoding="utf-8"))["requests"]
+    requests = read_workload(options.workload, vocab_size=options.vocab_size, seed=options.seed)
     start_s = time.perf_counter()
     pipeline = make_pipeline(options.model, options.precision, options.threads)
     startup_s = time.perf_counter() - start_s
-    run(pipeline, [WARM_UP])
-    wall_s = run(pipeline, requests)
-    num_tokens = sum(len(request["prompt"]) + request["out"] for request in requests)
-    print(
-        json.dumps({"wall_s": wall_s, "startup_s": startup_s, "total_tok_s": num_tokens / wall_s})
-    )
+    run(pipeline, WARM_UP)
+    print(result(requests, wall_s=run(pipeline, requests), startup_s=startup_s))
 
 
 if __name__ == "__main__":
