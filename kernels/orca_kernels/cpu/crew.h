@@ -1,4 +1,4 @@
-// Threads that share a kernel's work: the caller is one of them, the others sleep between two calls.
+// Threads that share a kernel's work: the caller is one of them, the others sleep when there is none.
 //
 // Work is cut into more shares than there are threads, and whoever is free takes the next one: so
 // nobody waits for a thread that is still waking up, or that the machine has put aside, but for the
@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -18,6 +19,13 @@
 namespace orca {
 
 constexpr int64_t kSharesEach = 4;  // of each thread, if all are as fast
+constexpr std::chrono::microseconds kAwake{200};  // longer than from one kernel of a layer to the next
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
 
 // Gets its number, from 0 to one less than that of the shares.
 typedef std::function<void(int64_t)> Share;
@@ -40,16 +48,28 @@ class Crew {
     round_.fetch_add(1);
     round_.notify_all();
     take_shares();
-    for (uint32_t left = left_.load(); left != 0; left = left_.load()) left_.wait(left);
+    for (uint32_t left = left_.load(); left != 0; left = left_.load()) wait_while(left_, left);
     return true;
   }
 
  private:
   void work() {
     for (uint32_t seen = 0;;) {
-      round_.wait(seen);
+      wait_while(round_, seen);
       seen = round_.load();
       take_shares();
+    }
+  }
+
+  // Looks for a change for a while, since kernels follow each other closely, and then sleeps.
+  static void wait_while(const std::atomic<uint32_t>& value, uint32_t old) {
+    const auto until = std::chrono::steady_clock::now() + kAwake;
+    while (value.load() == old) {
+      if (std::chrono::steady_clock::now() > until) {
+        value.wait(old);
+        return;
+      }
+      pause();
     }
   }
 
