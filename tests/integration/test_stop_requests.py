@@ -58,7 +58,7 @@ def test_f31_nothing_of_a_stop_and_nothing_after_it_is_sent(
     folder: Path, stop: list[str], include_stop: bool, text: str, last: str
 ) -> None:
     async def case() -> None:
-        engine = ScriptedEngine(ALPHABET)
+        engine = ScriptedEngine(ALPHABET, max_model_len=4096)  # long after the stop
         params = SamplingParams(stop=tuple(stop), include_stop=include_stop)
         async with serving(engine, folder) as (_, client):
             chunks, whole = await both_ways(client, A, params)

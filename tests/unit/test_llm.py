@@ -35,7 +35,7 @@ def test_every_name_of_the_package_is_there() -> None:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
-    engine = ScriptedEngine(SCRIPT, default=letter("Z"))
+    engine = ScriptedEngine(SCRIPT, default=letter("Z"), max_model_len=4096)
 
     def start(model: Path, config: EngineConfig, *, num_token_ids: int) -> ScriptedEngine:
         assert num_token_ids == SPEC.vocab_size
@@ -91,9 +91,9 @@ def test_a_bad_prompt_is_refused_and_takes_the_others_back(
 
 
 def test_stop_strings_end_an_answer(llm: LLM, engine: ScriptedEngine) -> None:
-    params = SamplingParams(stop=("o!",), return_logits=True)
+    params = SamplingParams(stop=("o!",), return_logits=True, ignore_eos=True)
     one, two = llm.generate(
-        [[5, 5], [5]], [params, SamplingParams(stop=("o!",), include_stop=True)]
+        [[5, 5], [5]], [params, SamplingParams(stop=("o!",), include_stop=True, ignore_eos=True)]
     )
     assert (one.text, one.token_ids, one.finish_reason) == (
         "Hell",
