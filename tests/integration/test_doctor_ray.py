@@ -14,6 +14,7 @@ import pytest
 
 from tests.fixtures.checkpoints import loud_llama
 from tests.fixtures.ray_heads import ray_started
+from tests.fixtures.serving import name_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -46,7 +47,7 @@ def report(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     nodes = [("127.0.0.1", {}), (SECOND, {"GLOO_SOCKET_IFNAME": "nic7"})]
     with ray_started(nodes, "token") as (address, environment):
         yield doctor(folder, environment, "--ray-address", address)
-        actors = [p for p in psutil.process_iter() if "ExaminerActor" in p.name()]
+        actors = [p for p in psutil.process_iter() if "ExaminerActor" in name_of(p)]
         assert psutil.wait_procs(actors, 20)[1] == []
 
 

@@ -17,7 +17,7 @@ import yaml
 from orca_dist import Client, SamplingParams
 from orca_dist.errors import OrcaError
 from tests.fixtures.checkpoints import letter, script_llama
-from tests.fixtures.serving import gone
+from tests.fixtures.serving import gone, name_of
 from tests.fixtures.slurm import ROOT, Job, Slurm, missing_programs, running_slurm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -121,7 +121,7 @@ def _nodes_of(stages: object) -> list[str]:
 
 def _gpus_of(processes: list[psutil.Process]) -> dict[str, str]:
     """How many each node's Ray knows of."""
-    raylets = [process for process in processes if process.name() == "raylet"]
+    raylets = [process for process in processes if name_of(process) == "raylet"]
     return {raylet.environ()["SLURMD_NODENAME"]: _num_gpus(raylet.cmdline()) for raylet in raylets}
 
 
