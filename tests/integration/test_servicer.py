@@ -55,7 +55,8 @@ def folder(tmp_path: Path) -> Path:
 
 def test_streamed_text_holds_whole_characters_and_ids_are_never_held_back(folder: Path) -> None:
     async def case() -> None:
-        async with serving(ScriptedEngine(scripted(ANSWER)), folder) as (_, client):
+        engine = ScriptedEngine(scripted(ANSWER), turn_s=0.1)  # so slow that none are joined
+        async with serving(engine, folder) as (_, client):
             chunks = [chunk async for chunk in client.stream(PROMPT)]
         assert [chunk.token_ids for chunk in chunks] == [(token,) for token in ANSWER]
         assert [chunk.text for chunk in chunks if chunk.text] == ["Hello", "🙂", "!", "中", "é"]
