@@ -16,14 +16,14 @@ from tests.fixtures.checkpoints import loud_llama
 from tests.fixtures.live import Answer, Front, live, local_config
 from tests.fixtures.ray_nodes import RayNode, RayNodes, join_as_driver, ray_nodes
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(480)]
 
 HEAD, OTHERS = "127.0.0.2", ("127.0.0.3", "127.0.0.4", "127.0.0.5")  # one of these is spare
 STAGES = 3
 NUM_TOKENS = 1500  # takes longer than a raylet's stage outlives it
 PROMPTS = [[5, 9, 17], [300], list(range(40, 90)), [7, 7]]
 KV_TOKENS = 8192
-RECOVERY_S = 60.0
+RECOVERY_S = 150.0
 GONE_WITHIN_S = 15.0
 
 
@@ -65,7 +65,7 @@ def test_the_stage_of_a_lost_node_goes_on_elsewhere(
         running = submit_all(front)
         front.wait(running, num_tokens=2)
         node_of(cluster, victim).raylet().kill()
-        assert tokens_of(front.wait(running)) == expected
+        assert tokens_of(front.wait(running, within_s=RECOVERY_S)) == expected
 
         after = front.engine.info().stages
         for old, new in zip(before, after, strict=True):

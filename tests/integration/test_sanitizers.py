@@ -50,5 +50,14 @@ def run_tests(cache: Path, compiler: Path, paths: list[str]) -> subprocess.Compl
         "LD_PRELOAD": library,
         "ASAN_OPTIONS": "detect_leaks=0:detect_odr_violation=0",
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-k", f"not ({BUILD_TESTS})", *paths]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--timeout=0",
+        "-k",
+        f"not ({BUILD_TESTS})",
+        *paths,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=590, env=environment)
