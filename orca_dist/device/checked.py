@@ -197,7 +197,7 @@ class CheckedDevice:
             if name == LIFT:
                 self._adopt(tensors[0], Buffer(home=None))
             if func.is_view and name not in LOOKS:
-                return func(*args, **kwargs)
+                return self._noted(name, (args, kwargs), func(*args, **kwargs))
             is_ours = kwargs.get("device") == self.torch_device or any(map(self._is_ours, tensors))
             writes, access = _written(func, args, kwargs), None
             if is_ours:
@@ -208,11 +208,15 @@ class CheckedDevice:
                 self._fail(f"{name} on the host is not captured")
             else:
                 self._run_on_host(name, tensors, writes)
-            result = func(*args, **kwargs)
-            if self._local.trace is not None:
-                self._local.trace.note(name, (args, kwargs), _tensors(result))
+            result = self._noted(name, (args, kwargs), func(*args, **kwargs))
             self._own_new(_tensors(result), access)
             return result
+
+    def _noted(self, name: str, given: Any, result: Any) -> Any:
+        """In what is being captured. A view may be a copy where that is needed."""
+        if self._local.trace is not None:
+            self._local.trace.note(name, given, _tensors(result))
+        return result
 
     def _begin(self, actor: Actor, what: str, reads: Tensors, writes: Tensors) -> Access:
         """Work that goes on behind this thread, which knows what comes before it."""
