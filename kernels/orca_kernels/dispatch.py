@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -17,6 +18,9 @@ from orca_kernels.cpu.build import BuildError, load_library
 from orca_kernels.cpu.linear import CpuLinear
 from orca_kernels.cpu.rows import CpuRows
 from orca_kernels.linear import TorchLinear
+
+if TYPE_CHECKING:
+    from orca_kernels.triton.tiles import Tiles
 
 log = logging.getLogger(__name__)
 
@@ -114,10 +118,22 @@ class PagedAttention(Protocol):
     ) -> torch.Tensor: ...
 
 
+class DecodeTiles(Protocol):
+    """How attention's tables for decodes are made, by the query heads of a KV head and their type.
+
+    They are a context's `tiles`, once on the device; None: such heads need lengths on the host.
+    """
+
+    def __call__(
+        self, *, group: int, head_dim: int, itemsize: int
+    ) -> Callable[[Sequence[int], Sequence[int]], Tiles] | None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
     """The operations of a decoder layer, as one device does them.
 
+    `decode_tiles`: of kernels that can be captured, since they find lengths on the device.
     `has_own_threads`: all that is large runs on them. Torch should have one thread then: its
     others would go on looking for work, for milliseconds, on cores that these need.
     """
@@ -131,6 +147,7 @@ class Kernels:
     empty_kv: EmptyKV
     rotate_and_write: RotateAndWrite
     paged_attention: PagedAttention
+    decode_tiles: DecodeTiles | None = None
 
 
 class DeviceTooOld(Exception):
@@ -198,7 +215,7 @@ def triton_kernels(capability: tuple[int, int]) -> Kernels:
             )
         )
     from orca_kernels.triton import rows  # nothing else needs triton
-    from orca_kernels.triton.attention import TritonAttention
+    from orca_kernels.triton.attention import TritonAttention, decode_tiles
 
     return Kernels(
         name="triton",
@@ -210,6 +227,7 @@ def triton_kernels(capability: tuple[int, int]) -> Kernels:
         empty_kv=reference.empty_kv,
         rotate_and_write=rows.rotate_and_write,
         paged_attention=TritonAttention(),
+        decode_tiles=decode_tiles,
     )
 
 

@@ -35,14 +35,16 @@ def interpret(file: str, marked: str) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("file", ["test_attention.py", "test_rows.py"])
+@pytest.mark.parametrize("file", ["test_attention.py", "test_rows.py", "test_graphs.py"])
 def test_kernels_equal_the_reference_in_the_interpreter(file: str) -> None:
     interpret(file, "not slow")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("file", ["test_attention.py", "test_rows.py", "test_stage.py"])
+@pytest.mark.parametrize(
+    "file", ["test_attention.py", "test_rows.py", "test_stage.py", "test_graphs.py"]
+)
 def test_more_of_the_same_in_the_interpreter(file: str) -> None:
     interpret(file, "slow")
 

@@ -12,6 +12,7 @@ in a program R flat rows of a tile, K keys of a step, C chunks.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -26,6 +27,7 @@ from orca_kernels.triton.tiles import (
     NARROW,
     TILE_COLUMNS,
     Tiles,
+    decode_tiles_of,
     tiles_of,
 )
 
@@ -237,6 +239,19 @@ def wide_rows(*, head_dim: int, itemsize: int) -> int:
     return 64 if itemsize < 4 else 32 if head_dim <= 128 else NARROW
 
 
+def decode_tiles(
+    *, group: int, head_dim: int, itemsize: int
+) -> Callable[[Sequence[int], Sequence[int]], Tiles] | None:
+    """Makes the tables of decodes from starts and numbers of blocks, for such layers.
+
+    None: their heads are the reference's, which reads lengths on the host.
+    """
+    if head_dim > MAX_HEAD_DIM:
+        return None
+    wide = wide_rows(head_dim=head_dim, itemsize=itemsize)
+    return partial(decode_tiles_of, group=group, wide=wide)
+
+
 def merge_constants(*, head_dim: int) -> dict[str, int]:
     """What merge_chunks is compiled for."""
     padded_dim = max(16, triton.next_power_of_2(head_dim))
@@ -313,6 +328,8 @@ class TritonAttention:
     def _tiles(
         self, context: AttentionContext, group: int, wide: int, device: torch.device
     ) -> Tiles:
+        if context.tiles is not None:
+            return context.tiles
         if self._context is not context:
             num_blocks = [len(blocks) for blocks in context.blocks]
             lengths = (context.starts, context.lengths, num_blocks)
