@@ -211,7 +211,7 @@ def _attend_capped(
     q_LMGD = q_LND.float().unflatten(1, (M, -1))
     score_MGLC = torch.einsum("lmgd,cmd->mglc", q_LMGD, k_CMD.float()) * scale
     score_MGLC = softcap * torch.tanh(score_MGLC / softcap)
-    score_MGLC = score_MGLC.masked_fill(~_seen(L, C, window, q_LND.device), -torch.inf)
+    score_MGLC = torch.where(_seen(L, C, window, q_LND.device), score_MGLC, -torch.inf)
     out_LMGD = torch.einsum("mglc,cmd->lmgd", score_MGLC.softmax(-1), v_CMD.float())
     return out_LMGD.flatten(1, 2).to(q_LND.dtype)
 

@@ -63,12 +63,11 @@ def test_norm_rounds_before_or_after_its_weight() -> None:
 
 
 def test_a_weight_and_one_is_summed_in_float32() -> None:
-    """In bfloat16 1 + 0.001 would be 1."""
-    x_TH, weight_H = noise(8, 64, dtype=torch.bfloat16, device=CPU), torch.full((64,), 0.001)
-    got = rows.rms_norm(x_TH, weight_H.bfloat16(), 1e-6, rounds_late=True, adds_one=True)
-    wide = (weight_H.bfloat16().float() + 1.0).expand(64)
-    assert torch.equal(got, rows.rms_norm(x_TH.float(), wide, 1e-6).bfloat16())
-    assert not torch.equal(got, rows.rms_norm(x_TH, torch.ones(64).bfloat16(), 1e-6))
+    """In float16 1 + 0.0004 would be 1."""
+    x_TH, weight_H = noise(8, 64, dtype=torch.float16, device=CPU), torch.full((64,), 4e-4).half()
+    got = rows.rms_norm(x_TH, weight_H, 1e-6, rounds_late=True, adds_one=True)
+    assert torch.equal(got, rows.rms_norm(x_TH.float(), weight_H.float() + 1.0, 1e-6).half())
+    assert not torch.equal(got, rows.rms_norm(x_TH, torch.ones(64).half(), 1e-6))
 
 
 def test_a_row_has_the_same_bits_in_any_batch() -> None:
