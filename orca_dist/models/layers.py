@@ -24,13 +24,8 @@ def rounded(factor: float, dtype: torch.dtype) -> float:
 
 
 def cap_logits(logits_RV: torch.Tensor, softcap: float) -> torch.Tensor:
-    """softcap * tanh(logits / softcap), in place.
-
-    Row by row on CPU: how torch's tanh rounds may depend on where a value lies in its tensor.
-    """
-    for part in (logits_RV,) if logits_RV.is_cuda else logits_RV:
-        part.div_(softcap).tanh_().mul_(softcap)
-    return logits_RV
+    """softcap * tanh(logits / softcap), in place."""
+    return logits_RV.div_(softcap).tanh_().mul_(softcap)
 
 
 class Rotary:
