@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from orca_kernels import reference
+from orca_kernels.activation import Activation
 from orca_kernels.context import AttentionContext, Rotation
 from orca_kernels.cpu.attention import CpuAttention, empty_kv
 from orca_kernels.cpu.build import BuildError, load_library
@@ -51,7 +52,13 @@ class RmsNorm(Protocol):
     """See reference.rms_norm."""
 
     def __call__(
-        self, x: torch.Tensor, weight_H: torch.Tensor, eps: float, *, rounds_late: bool = False
+        self,
+        x: torch.Tensor,
+        weight_H: torch.Tensor,
+        eps: float,
+        *,
+        rounds_late: bool = False,
+        adds_one: bool = False,
     ) -> torch.Tensor: ...
 
 
@@ -66,13 +73,14 @@ class AddRmsNorm(Protocol):
         eps: float,
         *,
         rounds_late: bool = False,
+        adds_one: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
-class SiluMul(Protocol):
-    """See reference.silu_mul."""
+class GateMul(Protocol):
+    """See reference.gate_mul."""
 
-    def __call__(self, gate_up_TF: torch.Tensor) -> torch.Tensor: ...
+    def __call__(self, gate_up_TF: torch.Tensor, activation: Activation) -> torch.Tensor: ...
 
 
 class EmptyKV(Protocol):
@@ -115,6 +123,7 @@ class PagedAttention(Protocol):
         context: AttentionContext,
         scale: float,
         window: int | None = None,
+        softcap: float | None = None,
     ) -> torch.Tensor: ...
 
 
@@ -143,7 +152,7 @@ class Kernels:
     linear: MakeLinear
     rms_norm: RmsNorm
     add_rms_norm: AddRmsNorm
-    silu_mul: SiluMul
+    gate_mul: GateMul
     empty_kv: EmptyKV
     rotate_and_write: RotateAndWrite
     paged_attention: PagedAttention
@@ -175,7 +184,7 @@ TORCH = Kernels(
     linear=TorchLinear,
     rms_norm=reference.rms_norm,
     add_rms_norm=reference.add_rms_norm,
-    silu_mul=reference.silu_mul,
+    gate_mul=reference.gate_mul,
     empty_kv=reference.empty_kv,
     rotate_and_write=reference.rotate_and_write,
     paged_attention=reference.paged_attention,
@@ -196,7 +205,7 @@ def cpu_kernels(dtype: torch.dtype, num_threads: int) -> Kernels:
         linear=TorchLinear if multiplies_bf16 else partial(CpuLinear, library, num_threads),
         rms_norm=rows.rms_norm,
         add_rms_norm=rows.add_rms_norm,
-        silu_mul=rows.silu_mul,
+        gate_mul=rows.gate_mul,
         empty_kv=empty_kv,
         rotate_and_write=rows.rotate_and_write,
         paged_attention=CpuAttention(library, num_threads),
@@ -223,7 +232,7 @@ def triton_kernels(capability: tuple[int, int]) -> Kernels:
         linear=TorchLinear,
         rms_norm=rows.rms_norm,
         add_rms_norm=rows.add_rms_norm,
-        silu_mul=rows.silu_mul,
+        gate_mul=rows.gate_mul,
         empty_kv=reference.empty_kv,
         rotate_and_write=rows.rotate_and_write,
         paged_attention=TritonAttention(),

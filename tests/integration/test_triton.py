@@ -70,8 +70,9 @@ def test_some_kernels_compile_within_limits() -> None:
     check(
         [
             *triton_table.attention_variants([128], ["bf16"], [90]),
+            *triton_table.attention_variants([256], ["bf16"], [80], has_cap=True),
             *triton_table.merge_variants([128], [80]),
-            *triton_table.row_variants(MODELS[1:2], ["bf16"], [90]),
+            *triton_table.row_variants([MODELS[1], MODELS[-1]], ["bf16"], [90]),
         ]
     )
 

@@ -59,6 +59,7 @@ QUICK = (
     "smollm3, listed layers and windows",
     "granite",
     "olmo2",
+    "gemma2",
 )
 
 
@@ -240,11 +241,11 @@ def layout(run: ShapeRun) -> Layout:
 
 def rotary_bytes(spec: ModelSpec) -> int:
     """cos and sin of every position, which are held beside the weights and not counted to them."""
-    return 2 * spec.max_model_len * (spec.head_dim // 2) * (4 if spec.rounds_late else 2)
+    return 2 * spec.max_model_len * (spec.head_dim // 2) * (4 if spec.rotates_wide else 2)
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "qwen2", "smollm3", "qwen3, biases and windows", "olmo2"]
+    "name", ["llama", "qwen2", "smollm3", "qwen3, biases and windows", "olmo2", "gemma2"]
 )
 @pytest.mark.parametrize("num_stages", [1, 5])
 def test_a_stage_holds_what_is_planned(
