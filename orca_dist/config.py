@@ -226,7 +226,8 @@ class EngineConfig(ScheduleConfig):
     heartbeat_s: float = 5.0
     """A stage that is silent for this long is lost."""
     step_limit_s: float = 60.0
-    """A stage that computes one layer of an iteration for longer than this hangs, and is lost."""
+    """A stage hangs, and is lost, that computes one layer of an iteration for longer than this, or
+    waits for its device for longer while no stage computes."""
     link_timeout_s: float = 300.0
     """Longest wait of one stage for another on the data plane."""
 

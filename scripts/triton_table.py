@@ -218,6 +218,23 @@ def _rows(model: Model, dtype: str, capability: int) -> list[Variant]:
     ]
 
 
+def sample_variants(capabilities: Iterable[int] = CAPABILITIES) -> list[Variant]:
+    """A whole piece of a row at a time: what any vocabulary of 2048 tokens or more has."""
+    from orca_kernels.triton.sample import MAX_COLUMNS, sample_constants
+
+    types = {
+        **_pointers("fp32", "logits_ptr"),
+        **_pointers("i64", "table_ptr", "tokens_ptr"),
+        "row_stride": "i32",
+        "num_ids": "i32",
+    }
+    constants = sample_constants(num_ids=MAX_COLUMNS)
+    return [
+        _variant("sample_rows", "any vocabulary", types, constants, capability)
+        for capability in capabilities
+    ]
+
+
 def _pointers(element: str, *names: str) -> dict[str, str]:
     return dict.fromkeys(names, f"*{element}")
 
@@ -250,7 +267,7 @@ def usages(variants: list[Variant], num_processes: int = 2) -> list[Usage]:
 def usage(variant: Variant) -> Usage:
     """Compiles one variant; pointers are taken to be aligned to 16 bytes, as torch's are."""
     import triton
-    from orca_kernels.triton import attention, rows
+    from orca_kernels.triton import attention, rows, sample
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -260,6 +277,7 @@ def usage(variant: Variant) -> Usage:
         "norm_rows": rows.norm_rows,
         "gate_rows": rows.gate_rows,
         "rotate_rows": rows.rotate_rows,
+        "sample_rows": sample.sample_rows,
     }
     constants = {key: value for key, value in variant.constants if key not in OPTIONS}
     options = {key: value for key, value in variant.constants if key in OPTIONS}
@@ -327,7 +345,13 @@ def tables() -> str:
 
 def all_variants() -> list[Variant]:
     """What a stage may ever launch, at these sizes."""
-    return [*attention_variants(), *fp8_variants(), *merge_variants(), *row_variants()]
+    return [
+        *attention_variants(),
+        *fp8_variants(),
+        *merge_variants(),
+        *row_variants(),
+        *sample_variants(),
+    ]
 
 
 def row_name(variant: Variant) -> str:

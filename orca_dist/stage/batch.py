@@ -16,6 +16,7 @@ from orca_kernels import AttentionContext
 from orca_dist.device.seam import PASSED
 from orca_dist.device.staging import Uploads
 from orca_dist.proto.v1.control_pb2 import Admit, Plan, Sampling
+from orca_dist.stage.sampler import Sampled, parameters
 from orca_dist.transport.channel import Arrival
 
 
@@ -33,24 +34,11 @@ class StageRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
-    """One entry of which `rows` of the batch need logits.
-
-    Where it `samples`, the last of them gives the token at `position`.
-    """
-
-    id: int
-    rows: range
-    samples: bool
-    position: int
-    sampling: Sampling
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PackedBatch:
     """T = ΣL rows: the entries of a plan back to back, initiations and increments alike.
 
-    `sampled_rows_R`: the rows of all that is sampled. `tables` is the arrival of every tensor.
+    `sampled_rows_R`: the rows that need logits. `parameters_EP`: of the entries that sample, on
+    the last stage (see stage/sampler). `tables` is the arrival of every tensor.
     """
 
     token_ids_T: torch.Tensor
@@ -58,6 +46,7 @@ class PackedBatch:
     context: AttentionContext
     sampled: list[Sampled]
     sampled_rows_R: torch.Tensor
+    parameters_EP: torch.Tensor
     tables: Arrival = PASSED
 
     @property
@@ -66,13 +55,14 @@ class PackedBatch:
 
 
 class RequestTable:
-    """The requests that plans have introduced to this stage."""
+    """The requests that plans have introduced to this stage; the last one samples."""
 
-    def __init__(self, *, block_size: int, max_len: int, uploads: Uploads) -> None:
+    def __init__(self, *, block_size: int, max_len: int, uploads: Uploads, is_last: bool) -> None:
         self._block_size = block_size
         self._positions = torch.arange(max_len)
         self._offsets = torch.arange(block_size)
         self._uploads = uploads
+        self._is_last = is_last
         self._requests: dict[int, StageRequest] = {}
 
     def __len__(self) -> int:
@@ -96,16 +86,18 @@ class RequestTable:
         pairs = list(zip(requests, spans, strict=True))
         token_ids = [token for request, span in pairs for token in request.tokens[span]]
         sampled = self._sampled(plan)
+        drawn = parameters(sampled if self._is_last else [])
         upload = self._uploads.send(
             [
                 torch.tensor(token_ids),
                 torch.cat([self._positions[span] for span in spans]),
                 torch.cat([request.slots[span] for request, span in pairs]),
                 torch.tensor([row for entry in sampled for row in entry.rows], dtype=torch.int64),
+                drawn.flatten(),
                 *(request.blocks for request in requests),
             ]
         )
-        token_ids_T, positions_T, slots_T, sampled_rows_R, *blocks = upload.tables
+        token_ids_T, positions_T, slots_T, sampled_rows_R, flat, *blocks = upload.tables
         return PackedBatch(
             token_ids_T=token_ids_T,
             positions_T=positions_T,
@@ -117,6 +109,7 @@ class RequestTable:
             ),
             sampled=sampled,
             sampled_rows_R=sampled_rows_R,
+            parameters_EP=flat.view(drawn.shape),
             tables=upload,
         )
 
