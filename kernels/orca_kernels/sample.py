@@ -45,7 +45,6 @@ COEFFICIENTS = (
 LOG2_E = 1.4426950408889634
 MIN_TOP_P = 2.0**-60  # of any sum of weights less than one: the first token stays
 MIN_SCALE, MAX_SCALE = 2.0**-40, 2.0**60  # temperatures beyond them count as these
-MAX_BELOW = 2.0**64  # no logit counts as further below the largest; times MAX_SCALE it is finite
 MAX_HALVINGS = 62.0  # no weight is left of a token from WEIGHT_BITS + 1 on
 
 PIECE_ELEMENTS = 1 << 20  # of logits that the reference takes at a time; each takes it 60 bytes
@@ -99,7 +98,7 @@ def sample(logits_NV: torch.Tensor, table_RP: torch.Tensor) -> torch.Tensor:
 def _sampled(logits_NV: torch.Tensor, table_RP: torch.Tensor) -> torch.Tensor:
     x_RV = logits_NV.index_select(0, table_RP[:, ROW]) + 0.0  # -0 is 0, to a sort by bits as well
     best_R1 = x_RV.amax(-1, keepdim=True)
-    is_bad_R1 = ~best_R1.isfinite()
+    is_bad_R1 = best_R1.isfinite().logical_not()
     x_RV, best_R1 = x_RV.masked_fill(is_bad_R1, 0.0), best_R1.masked_fill(is_bad_R1, 0.0)
     weight_RV = weights(best_R1 - x_RV, _fractions(table_RP, SCALE).float())
     kept_RV = weight_RV * _is_kept(x_RV, weight_RV, table_RP)
@@ -110,7 +109,7 @@ def _sampled(logits_NV: torch.Tensor, table_RP: torch.Tensor) -> torch.Tensor:
 
 def weights(below: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Int64, of logits that lie so far below the largest of their row."""
-    halvings = (below.clamp(max=MAX_BELOW) * scale).clamp(max=MAX_HALVINGS)
+    halvings = (below * scale).clamp(max=MAX_HALVINGS)
     whole = halvings.long()
     part = halvings - whole.float()
     share = part * COEFFICIENTS[-1]
@@ -123,8 +122,8 @@ def _is_kept(x_RV: torch.Tensor, weight_RV: torch.Tensor, table_RP: torch.Tensor
     """By all three filters, in the order of ids."""
     order_RV = x_RV.sort(dim=-1, descending=True, stable=True).indices
     ranked_RV = weight_RV.gather(-1, order_RV)
-    ranks_V = torch.arange(x_RV.shape[1], device=x_RV.device)
-    is_kept_RV = ranks_V < table_RP[:, TOP_K, None]
+    ranks_V = table_RP.new_ones(x_RV.shape[1]).cumsum(0)
+    is_kept_RV = ranks_V <= table_RP[:, TOP_K, None]
     total_R1 = (ranked_RV * is_kept_RV).sum(-1, keepdim=True)
     limit_R1 = (_fractions(table_RP, TOP_P) * total_R1.double()).ceil().long()
     is_kept_RV &= ranked_RV.cumsum(-1) - ranked_RV < limit_R1

@@ -13,7 +13,6 @@ import torch
 
 from orca_kernels.sample import (
     COEFFICIENTS,
-    MAX_BELOW,
     MAX_HALVINGS,
     MIN_WEIGHT,
     NO_TOKEN,
@@ -25,12 +24,13 @@ from orca_kernels.sample import (
     WEIGHT_BITS,
 )
 
+FP32_BIAS, FP32_MANTISSA_BITS = 127, 23
+
 
 def sample(logits_NV: torch.Tensor, table_RP: torch.Tensor) -> torch.Tensor:
     """See orca_kernels.sample.sample."""
     logits, table = logits_NV.numpy(), table_RP.numpy()
-    with np.errstate(over="ignore"):  # between logits at both ends of fp32
-        tokens = [_token(logits[how_P[ROW]], how_P) for how_P in table]
+    tokens = [_token(logits[how_P[ROW]], how_P) for how_P in table]
     return torch.tensor(tokens, dtype=torch.int64)
 
 
@@ -40,7 +40,8 @@ def _token(x_V: np.ndarray, how_P: np.ndarray) -> int:
         return NO_TOKEN
     if how_P[TOP_K] == 1:
         return best_id
-    return _drawn(x_V, x_V[best_id], how_P)
+    with np.errstate(over="ignore"):  # between logits at both ends of fp32
+        return _drawn(x_V, x_V[best_id], how_P)
 
 
 def _drawn(x_V: np.ndarray, best: np.float32, how_P: np.ndarray) -> int:
@@ -51,7 +52,8 @@ def _drawn(x_V: np.ndarray, best: np.float32, how_P: np.ndarray) -> int:
         ids_K = _kept_ids(x_V, best, scale, how_P[TOP_K], fractions_P[TOP_P])
         x_V = x_V[ids_K]
     weight_K = weights(best - x_V, scale)
-    weight_K[weight_K < how_P[MIN_WEIGHT]] = 0
+    if how_P[MIN_WEIGHT] > 0:
+        weight_K[weight_K < how_P[MIN_WEIGHT]] = 0
     sums_K = weight_K.cumsum()
     total = int(sums_K[-1])
     target = min(int(float(total) * fractions_P[NUMBER]), total - 1)
@@ -84,8 +86,7 @@ def _largest(x_V: np.ndarray, num: int) -> np.ndarray:
 
 def weights(below: np.ndarray, scale: np.float32) -> np.ndarray:
     """See orca_kernels.sample.weights; `below` is taken for room."""
-    halvings = np.minimum(below, np.float32(MAX_BELOW), out=below)
-    halvings *= scale
+    halvings = np.multiply(below, scale, out=below)
     np.minimum(halvings, np.float32(MAX_HALVINGS), out=halvings)
     whole = np.floor(halvings)
     part = np.subtract(halvings, whole, out=halvings)
@@ -94,5 +95,13 @@ def weights(below: np.ndarray, scale: np.float32) -> np.ndarray:
         share += np.float32(coefficient)
         share *= part
     share += np.float32(1.0)
-    share *= np.float32(2.0**WEIGHT_BITS)
-    return share.astype(np.int64) >> whole.astype(np.int64)
+    share *= _halved(whole)
+    return share.astype(np.int64)
+
+
+def _halved(times: np.ndarray) -> np.ndarray:
+    """2^WEIGHT_BITS over powers of two, as fp32: their exponents, put in place as bits."""
+    exponents = times.astype(np.int32)
+    np.subtract(WEIGHT_BITS + FP32_BIAS, exponents, out=exponents)
+    exponents <<= FP32_MANTISSA_BITS
+    return exponents.view(np.float32)

@@ -30,7 +30,6 @@ NUMBER = tl.constexpr(meaning.NUMBER)
 PARAMETERS = tl.constexpr(meaning.PARAMETERS)
 NO_TOKEN = tl.constexpr(meaning.NO_TOKEN)
 ONE = tl.constexpr(2.0**meaning.WEIGHT_BITS)
-MAX_BELOW = tl.constexpr(meaning.MAX_BELOW)
 MAX_HALVINGS = tl.constexpr(meaning.MAX_HALVINGS)
 WEIGHTLESS = tl.constexpr(meaning.WEIGHT_BITS + 4.0)  # halvings that surely leave no weight
 C1, C2, C3, C4, C5 = (tl.constexpr(each) for each in meaning.COEFFICIENTS)
@@ -205,7 +204,7 @@ def kept_piece(
 @triton.jit
 def weigh(below, scale):
     """See orca_kernels.sample.weights."""
-    halvings = tl.minimum(tl.minimum(below, MAX_BELOW) * scale, MAX_HALVINGS)
+    halvings = tl.minimum(below * scale, MAX_HALVINGS)
     whole = halvings.to(tl.int32)
     part = halvings - whole.to(tl.float32)
     share = (((part * C5 + C4) * part + C3) * part + C2) * part + C1
