@@ -7,14 +7,13 @@ is none: `orca-dist bench offline --workload` reads it.
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
-from peer_workload import NUM_REQUESTS, Request, read_workload, result
+from peer_workload import NUM_REQUESTS, Request, arguments, read_workload, result
 
 WARM_UP: list[Request] = [{"prompt": [1000] * 8, "out": 4}]
 
@@ -63,15 +62,11 @@ def exactly(num_tokens: object) -> genai.GenerationConfig:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--workload", type=Path, default=Path("workload.json"))
+    parser = arguments(__doc__)
     parser.add_argument("--precision", default="f32", help="f32 or bf16")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--vocab-size", type=int, default=49152)
-    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    requests = read_workload(options.workload, vocab_size=options.vocab_size, seed=options.seed)
+    requests = read_workload(options)
     start_s = time.perf_counter()
     pipeline = make_pipeline(options.model, options.precision, options.threads)
     startup_s = time.perf_counter() - start_s

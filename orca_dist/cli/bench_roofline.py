@@ -20,7 +20,7 @@ class BenchRoofline(OfflineFlags):
     """Run a workload as bench offline does, then time its matmuls alone, and compare.
 
     Says what share of the time the matmuls of the busiest stage are, and where the rest of each
-    stage's time goes. On CPUs of this machine.
+    stage's time goes. On CPUs or GPUs of this machine.
     """
 
     rounds: int = 5

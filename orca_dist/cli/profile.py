@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
@@ -16,12 +17,16 @@ from orca_dist.config import EngineConfig, LogConfig
 from orca_dist.errors import ConfigError
 from orca_dist.logs import Origin, set_up_logging
 
+if TYPE_CHECKING:
+    from orca_dist.bench.best_split import BestSplit
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """Measure what iterations cost the stages of a pipeline, and write the simulator's table.
 
-    Takes some minutes on an idle machine; what else runs there is measured too.
+    Says, too, which split would have kept them equally busy. Takes some minutes on an idle
+    machine; what else runs there is measured too.
     """
 
     model: Positional[str] = DEFAULT_MODEL
@@ -41,12 +46,22 @@ class Profile:
         set_up_logging(self.log, Origin())
         folder = resolve_model(self.model)
         with results_only(), count_progress("phases") as on_progress:
-            table = run_profile(
+            profile = run_profile(
                 folder, self.engine, self.log, seed=self.seed, on_progress=on_progress
             )
         try:
-            self.output.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+            self.output.write_text(json.dumps(profile.table, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"output = {self.output}: can't be written: {error}") from None
         print(self.output)
+        print(_advice(profile.split), file=sys.stderr)
         return 0
+
+
+def _advice(split: BestSplit) -> str:
+    """What the run says of where the layers were cut."""
+    sizes = " ".join(map(str, split.sizes))
+    return (
+        f"stages waited for the slowest of them {split.idle_share_now:.1%} of their time; "
+        f"with --split {sizes} it would be {split.idle_share:.1%}"
+    )

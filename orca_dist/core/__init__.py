@@ -12,7 +12,7 @@ from orca_dist.core.plan import Admit, Plan, PlanResult
 from orca_dist.core.policy import Batching, Forming, SchedulerConfig
 from orca_dist.core.request import FinishReason, Phase, Request, Sampling
 from orca_dist.core.scheduler import Scheduler
-from orca_dist.core.split import split_layers
+from orca_dist.core.split import sizes_by_cost, split_layers, stage_costs
 
 __all__ = [
     "Admit",
@@ -33,5 +33,7 @@ __all__ = [
     "Scheduler",
     "SchedulerConfig",
     "TooLate",
+    "sizes_by_cost",
     "split_layers",
+    "stage_costs",
 ]

@@ -11,6 +11,7 @@ Pure: no torch, no file. What isn't known here is assumed: see the two constants
 
 from __future__ import annotations
 
+from orca_dist.core import sizes_by_cost, split_layers
 from orca_dist.spec.model import ModelSpec
 
 EXPECTED_LEN = 1024  # tokens of a request, prompt and answer; at most the model's length
@@ -42,10 +43,9 @@ def balanced_sizes(spec: ModelSpec, num_stages: int) -> tuple[int, ...] | None:
     That is where the slowest stage would become faster by less than one layer: the counts
     are estimates, and the even split is the one that people expect.
     """
-    even = [spec.num_layers // num_stages] * num_stages
-    for stage in range(spec.num_layers % num_stages):
-        even[stage] += 1
-    balanced = _balanced(spec.num_layers, num_stages, head_layers(spec))
+    even = [len(layers) for layers in split_layers(spec.num_layers, num_stages)]
+    head = [0.0] * (num_stages - 1) + [head_layers(spec)]
+    balanced = sizes_by_cost(spec.num_layers, [1.0] * num_stages, head)
     gain = slowest(even, head_layers(spec)) - slowest(balanced, head_layers(spec))
     return tuple(balanced) if gain >= 1 - _ROUNDING else None
 
@@ -53,15 +53,6 @@ def balanced_sizes(spec: ModelSpec, num_stages: int) -> tuple[int, ...] | None:
 def slowest(sizes: list[int] | tuple[int, ...], head: float) -> float:
     """The slowest stage's time in layers, where the head costs as much as `head` layers."""
     return max(*sizes[:-1], sizes[-1] + head, 0.0)
-
-
-def _balanced(num_layers: int, num_stages: int, head: float) -> list[int]:
-    """One layer each, and every other one to the stage that has least to do then."""
-    sizes = [1] * num_stages
-    for _ in range(num_layers - num_stages):
-        load = [*sizes[:-1], sizes[-1] + head]
-        sizes[load.index(min(load))] += 1
-    return sizes
 
 
 def _mean_context(spec: ModelSpec) -> float:

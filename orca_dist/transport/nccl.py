@@ -60,10 +60,15 @@ def nccl_channel(
     store: dist.Store, *, member: int, timeout_s: float, max_pending: int
 ) -> NcclChannel:
     """This end of a link on the current device; its communicator is made by the first tensor."""
+    group = nccl_group(store, member=member, size=2, timeout_s=timeout_s)
+    return NcclChannel(group, member=member, max_pending=max_pending)
+
+
+def nccl_group(store: dist.Store, *, member: int, size: int, timeout_s: float) -> Any:
+    """That ends its process for nothing: see above."""
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
     options = dist.ProcessGroupNCCL.Options()
     options.is_high_priority_stream = True  # not one of those that a device may get for copies
     options._timeout = timedelta(seconds=timeout_s)
-    group = dist.ProcessGroupNCCL(store, member, 2, options)
-    return NcclChannel(group, member=member, max_pending=max_pending)
+    return dist.ProcessGroupNCCL(store, member, size, options)

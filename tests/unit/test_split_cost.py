@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations, pairwise
 
 import pytest
 
@@ -17,6 +16,7 @@ from orca_dist.spec.split_cost import (
     layer_cost,
     slowest,
 )
+from tests.fixtures.splits import all_splits
 
 SMOLLM2 = parse_spec(
     {
@@ -34,12 +34,6 @@ SMOLLM2 = parse_spec(
 
 def even(num_layers: int, num_stages: int) -> list[int]:
     return [len(each) for each in split_layers(num_layers, num_stages)]
-
-
-def all_splits(num_layers: int, num_stages: int) -> list[list[int]]:
-    cuts = combinations(range(1, num_layers), num_stages - 1)
-    ends = [(0, *cut, num_layers) for cut in cuts]
-    return [[b - a for a, b in pairwise(e)] for e in ends]
 
 
 def test_a_layer_is_counted_by_hand() -> None:
