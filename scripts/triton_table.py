@@ -16,6 +16,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "gpu.md"
 BEGIN, END = "<!-- written by scripts/triton_table.py -->\n", "<!-- end -->\n"
@@ -265,7 +269,22 @@ def usages(variants: list[Variant], num_processes: int = 2) -> list[Usage]:
 
 
 def usage(variant: Variant) -> Usage:
-    """Compiles one variant; pointers are taken to be aligned to 16 bytes, as torch's are."""
+    """Of one variant, which is compiled for it."""
+    import triton
+
+    binary = compiled(variant)
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    taken = _resources(tool, binary.asm["cubin"])
+    return Usage(
+        registers=taken["REG"],
+        spilled_bytes=taken["STACK"] + taken["LOCAL"],
+        shared_bytes=binary.metadata.shared,
+        num_warps=binary.metadata.num_warps,
+    )
+
+
+def compiled(variant: Variant) -> CompiledKernel:
+    """Triton's binary; pointers are taken to be aligned to 16 bytes, as torch's are."""
     import triton
     from orca_kernels.triton import attention, rows, sample
     from triton.backends.compiler import GPUTarget
@@ -290,15 +309,7 @@ def usage(variant: Variant) -> Usage:
         attrs={(at,): [["tt.divisibility", 16]] for at in pointers},
     )
     target = GPUTarget("cuda", variant.capability, 32)
-    compiled = triton.compile(source, target=target, options=options)
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    taken = _resources(tool, compiled.asm["cubin"])
-    return Usage(
-        registers=taken["REG"],
-        spilled_bytes=taken["STACK"] + taken["LOCAL"],
-        shared_bytes=compiled.metadata.shared,
-        num_warps=compiled.metadata.num_warps,
-    )
+    return triton.compile(source, target=target, options=options)
 
 
 def _resources(tool: Path, cubin: bytes) -> dict[str, int]:

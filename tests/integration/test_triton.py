@@ -83,6 +83,14 @@ def test_every_kernel_compiles_within_limits() -> None:
     check(triton_table.all_variants())
 
 
+def test_sampling_fuses_no_multiply_with_an_add() -> None:
+    """Its weights have to be those of other devices, bit for bit."""
+    (variant,) = triton_table.sample_variants([90])
+    ptx = triton_table.compiled(variant).asm["ptx"]
+    assert "fma." not in ptx
+    assert "mul.rn.f32" in ptx, "what ptxas leaves as it is"
+
+
 def test_the_page_has_every_kernel_that_is_compiled() -> None:
     page = triton_table.PAGE.read_text(encoding="utf-8")
     names = {triton_table.row_name(variant) for variant in triton_table.all_variants()}
