@@ -204,9 +204,9 @@ class EngineConfig(ScheduleConfig):
     dtype: Dtype = Dtype.AUTO
     """Of weights, activations and KV; auto: the checkpoint's own on GPUs and on CPUs with
     fast bfloat16, else float32."""
-    cuda_graphs: Switch = Switch.ON
+    cuda_graphs: Switch = Switch.OFF
     """On GPUs, capture the layers of decodes once for each of some batch sizes, and replay them;
-    off: launch every kernel of every batch."""
+    off: launch every kernel of every batch. Off until they have run on a GPU: see docs/gpu.md."""
     max_model_len: int | None = None
     """Most tokens of a request, prompt and answer together; by default the model's own length."""
     refuse_late: Switch = Switch.OFF
@@ -229,7 +229,8 @@ class EngineConfig(ScheduleConfig):
     heartbeat_s: float = 5.0
     """A stage that is silent for this long is lost."""
     step_limit_s: float = 60.0
-    """A stage that computes one layer of an iteration for longer than this hangs, and is lost."""
+    """A stage hangs, and is lost, that computes one layer of an iteration for longer than this, or
+    waits for its device for longer while no stage computes."""
     link_timeout_s: float = 300.0
     """Longest wait of one stage for another on the data plane."""
 

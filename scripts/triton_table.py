@@ -16,6 +16,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "gpu.md"
 BEGIN, END = "<!-- written by scripts/triton_table.py -->\n", "<!-- end -->\n"
@@ -242,6 +246,23 @@ def _rows(model: Model, dtype: str, capability: int) -> list[Variant]:
     ]
 
 
+def sample_variants(capabilities: Iterable[int] = CAPABILITIES) -> list[Variant]:
+    """A whole piece of a row at a time: what any vocabulary of 2048 tokens or more has."""
+    from orca_kernels.triton.sample import MAX_COLUMNS, sample_constants
+
+    types = {
+        **_pointers("fp32", "logits_ptr"),
+        **_pointers("i64", "table_ptr", "tokens_ptr"),
+        "row_stride": "i32",
+        "num_ids": "i32",
+    }
+    constants = sample_constants(num_ids=MAX_COLUMNS)
+    return [
+        _variant("sample_rows", "any vocabulary", types, constants, capability)
+        for capability in capabilities
+    ]
+
+
 def _pointers(element: str, *names: str) -> dict[str, str]:
     return dict.fromkeys(names, f"*{element}")
 
@@ -272,9 +293,24 @@ def usages(variants: list[Variant], num_processes: int = 2) -> list[Usage]:
 
 
 def usage(variant: Variant) -> Usage:
-    """Compiles one variant; pointers are taken to be aligned to 16 bytes, as torch's are."""
+    """Of one variant, which is compiled for it."""
     import triton
-    from orca_kernels.triton import attention, rows
+
+    binary = compiled(variant)
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    taken = _resources(tool, binary.asm["cubin"])
+    return Usage(
+        registers=taken["REG"],
+        spilled_bytes=taken["STACK"] + taken["LOCAL"],
+        shared_bytes=binary.metadata.shared,
+        num_warps=binary.metadata.num_warps,
+    )
+
+
+def compiled(variant: Variant) -> CompiledKernel:
+    """Triton's binary; pointers are taken to be aligned to 16 bytes, as torch's are."""
+    import triton
+    from orca_kernels.triton import attention, rows, sample
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -284,6 +320,7 @@ def usage(variant: Variant) -> Usage:
         "norm_rows": rows.norm_rows,
         "gate_rows": rows.gate_rows,
         "rotate_rows": rows.rotate_rows,
+        "sample_rows": sample.sample_rows,
     }
     constants = {key: value for key, value in variant.constants if key not in OPTIONS}
     options = {key: value for key, value in variant.constants if key in OPTIONS}
@@ -296,15 +333,7 @@ def usage(variant: Variant) -> Usage:
         attrs={(at,): [["tt.divisibility", 16]] for at in pointers},
     )
     target = GPUTarget("cuda", variant.capability, 32)
-    compiled = triton.compile(source, target=target, options=options)
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    taken = _resources(tool, compiled.asm["cubin"])
-    return Usage(
-        registers=taken["REG"],
-        spilled_bytes=taken["STACK"] + taken["LOCAL"],
-        shared_bytes=compiled.metadata.shared,
-        num_warps=compiled.metadata.num_warps,
-    )
+    return triton.compile(source, target=target, options=options)
 
 
 def _resources(tool: Path, cubin: bytes) -> dict[str, int]:
@@ -351,8 +380,14 @@ def tables() -> str:
 
 def all_variants() -> list[Variant]:
     """What a stage may ever launch, at these sizes."""
-    capped = attention_variants(CAPPED_DIMS, has_cap=True)
-    return [*attention_variants(), *capped, *fp8_variants(), *merge_variants(), *row_variants()]
+    return [
+        *attention_variants(),
+        *attention_variants(CAPPED_DIMS, has_cap=True),
+        *fp8_variants(),
+        *merge_variants(),
+        *row_variants(),
+        *sample_variants(),
+    ]
 
 
 def row_name(variant: Variant) -> str:

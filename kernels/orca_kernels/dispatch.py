@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from orca_kernels import reference
+from orca_kernels import reference, sample
 from orca_kernels.activation import Activation
 from orca_kernels.context import AttentionContext, Rotation
+from orca_kernels.cpu import sample as cpu_sample
 from orca_kernels.cpu.attention import CpuAttention, empty_kv
 from orca_kernels.cpu.build import BuildError, load_library
 from orca_kernels.cpu.linear import CpuLinear
@@ -127,6 +128,12 @@ class PagedAttention(Protocol):
     ) -> torch.Tensor: ...
 
 
+class Sample(Protocol):
+    """See orca_kernels.sample.sample."""
+
+    def __call__(self, logits_NV: torch.Tensor, table_RP: torch.Tensor) -> torch.Tensor: ...
+
+
 class DecodeTiles(Protocol):
     """How attention's tables for decodes are made, by the query heads of a KV head and their type.
 
@@ -140,7 +147,7 @@ class DecodeTiles(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """The operations of a decoder layer, as one device does them.
+    """The operations of a decoder layer, and sampling, as one device does them.
 
     `decode_tiles`: of kernels that can be captured, since they find lengths on the device.
     `has_own_threads`: all that is large runs on them. Torch should have one thread then: its
@@ -156,6 +163,7 @@ class Kernels:
     empty_kv: EmptyKV
     rotate_and_write: RotateAndWrite
     paged_attention: PagedAttention
+    sample: Sample
     decode_tiles: DecodeTiles | None = None
 
 
@@ -175,7 +183,7 @@ def kernels_for(device: torch.device, dtype: torch.dtype, num_threads: int) -> K
             return triton_kernels(torch.cuda.get_device_capability(device))
         except (DeviceTooOld, ImportError) as error:
             log.warning("kernels run in plain torch, which is slower: %s", error)
-    return TORCH
+    return replace(TORCH, sample=cpu_sample.sample) if device.type == "cpu" else TORCH
 
 
 TORCH = Kernels(
@@ -188,6 +196,7 @@ TORCH = Kernels(
     empty_kv=reference.empty_kv,
     rotate_and_write=reference.rotate_and_write,
     paged_attention=reference.paged_attention,
+    sample=sample.sample,
 )
 
 
@@ -209,6 +218,7 @@ def cpu_kernels(dtype: torch.dtype, num_threads: int) -> Kernels:
         empty_kv=empty_kv,
         rotate_and_write=rows.rotate_and_write,
         paged_attention=CpuAttention(library, num_threads),
+        sample=cpu_sample.sample,
     )
 
 
@@ -224,6 +234,7 @@ def triton_kernels(capability: tuple[int, int]) -> Kernels:
             )
         )
     from orca_kernels.triton import rows  # nothing else needs triton
+    from orca_kernels.triton import sample as triton_sample
     from orca_kernels.triton.attention import TritonAttention, decode_tiles
 
     return Kernels(
@@ -236,6 +247,7 @@ def triton_kernels(capability: tuple[int, int]) -> Kernels:
         empty_kv=reference.empty_kv,
         rotate_and_write=rows.rotate_and_write,
         paged_attention=TritonAttention(),
+        sample=triton_sample.sample,
         decode_tiles=decode_tiles,
     )
 

@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
+import numpy as np
 import torch
 from orca_kernels import Activation, AttentionContext, Kernels
 from orca_kernels.cpu.build import BuildError, load_library
 from orca_kernels.cpu.linear import CpuLinear
 from orca_kernels.dispatch import TORCH, MakeLinear, cpu_kernels
+from orca_kernels.sample import sampling_table
 
 from orca_dist.errors import ConfigError
 from orca_dist.spec import ModelSpec
@@ -136,12 +138,28 @@ def rotate_and_write(setting: Setting) -> Contest:
     return _contest(setting, call_of)
 
 
+def sample(setting: Setting) -> Contest:
+    """A token for each request, greedy and with top-p in turn."""
+    num = len(setting.shape.spans)
+    logits_RV = 4 * torch.randn(num, setting.spec.vocab_size)
+    table_RP = sampling_table(
+        rows=range(num),
+        temperatures=[row % 2 for row in range(num)],
+        top_ks=[0] * num,
+        top_ps=[0.9] * num,
+        min_ps=[0.0] * num,
+        numbers=np.linspace(0, 1, num, endpoint=False),
+    )
+    return _contest(setting, lambda kernels: lambda: kernels.sample(logits_RV, table_RP))
+
+
 KERNELS: Mapping[str, Callable[[Setting], Contest]] = {
     "attention": attention,
     "matmuls": matmuls,
     "rms_norm": rms_norm,
     "gate_mul": gate_mul,
     "rotate_and_write": rotate_and_write,
+    "sample": sample,
 }
 
 

@@ -1,4 +1,4 @@
-"""What a stage's host tells its device before a batch, and hears from it after: tables and logits.
+"""What a stage's host tells its device before a batch, and hears from it after: tables and tokens.
 
 The same for every device; on the host's own nothing moves.
 """
@@ -72,11 +72,15 @@ class Uploads:
         return torch.cat(list(tables), out=pinned.buffer_N[:num])
 
 
-def download(device: Device, tensor: torch.Tensor) -> torch.Tensor:
-    """A device tensor on the host, complete: the one wait of a stage for its device."""
+def download(device: Device, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Device tensors on the host, complete: the one wait of a stage for its device."""
     if device.is_host:
-        return tensor
-    host = device.pinned(tensor.shape, tensor.dtype)
-    host.copy_(tensor, non_blocking=True)
+        return list(tensors)
+    copies = [_copied(device, tensor) for tensor in tensors]
     device.record().synchronize()
-    return host
+    return copies
+
+
+def _copied(device: Device, tensor: torch.Tensor) -> torch.Tensor:
+    """On its way to pinned memory."""
+    return device.pinned(tensor.shape, tensor.dtype).copy_(tensor, non_blocking=True)

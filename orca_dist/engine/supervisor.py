@@ -2,14 +2,15 @@
 
 A stage that leaves pings unanswered is dead or stopped. One that answers but
 computes a single layer for too long hangs. Receiving is never the
-receiver's fault: it waits for somebody else.
+receiver's fault: it waits for somebody else. So may the last stage's device, over
+links that devices wait in: that stage is to blame once nobody computes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-COMPUTING = "computing"
+COMPUTING, AWAITING = "computing", "awaiting"
 
 
 @dataclass(slots=True)
@@ -62,5 +63,17 @@ class Supervisor:
                 return stage, (
                     f"computes one layer for {beat.since_s:.1f} s "
                     f"(step_limit_s {self._step_limit_s:g})"
+                )
+        return self._stuck_device()
+
+    def _stuck_device(self) -> tuple[int, str] | None:
+        """The stage whose device has not ended what it was given, if no stage gives it more."""
+        if any(beat.phase == COMPUTING for beat in self._beats):
+            return None
+        for stage, beat in enumerate(self._beats):
+            if beat.phase == AWAITING and beat.since_s > self._step_limit_s:
+                return stage, (
+                    f"has waited for its device for {beat.since_s:.1f} s, "
+                    f"which a stage before it may hold up (step_limit_s {self._step_limit_s:g})"
                 )
         return None

@@ -17,6 +17,7 @@ from orca_kernels import AttentionContext
 from orca_dist.device.seam import PASSED
 from orca_dist.device.staging import Upload, Uploads
 from orca_dist.proto.v1.control_pb2 import Admit, Plan, Sampling
+from orca_dist.stage.sampler import Sampled, parameters
 from orca_dist.transport.channel import Arrival
 
 if TYPE_CHECKING:
@@ -33,20 +34,6 @@ class StageRequest:
     tokens: list[int]
     blocks: torch.Tensor
     slots: torch.Tensor
-    sampling: Sampling
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
-    """One entry of which `rows` of the batch need logits.
-
-    Where it `samples`, the last of them gives the token at `position`.
-    """
-
-    id: int
-    rows: range
-    samples: bool
-    position: int
     sampling: Sampling
 
 
@@ -86,8 +73,9 @@ class GraphInput:
 class PackedBatch:
     """T = ΣL rows: the entries of a plan back to back, initiations and increments alike.
 
-    `sampled_rows_R`: the rows of all that is sampled. `tables` is the arrival of every tensor.
-    `graph`: the same once more for a graph, where one takes it.
+    `sampled_rows_R`: the rows that need logits. `parameters_EP`: of the entries that sample, on
+    the last stage (see stage/sampler). `tables` is the arrival of every tensor. `graph`: the same
+    once more for a graph, where one takes it.
     """
 
     token_ids_T: torch.Tensor
@@ -95,6 +83,7 @@ class PackedBatch:
     context: AttentionContext
     sampled: list[Sampled]
     sampled_rows_R: torch.Tensor
+    parameters_EP: torch.Tensor
     tables: Arrival = PASSED
     graph: GraphInput | None = None
 
@@ -104,10 +93,16 @@ class PackedBatch:
 
 
 class RequestTable:
-    """The requests that plans have introduced to this stage."""
+    """The requests that plans have introduced to this stage; the last one samples."""
 
     def __init__(
-        self, *, block_size: int, max_len: int, uploads: Uploads, pad: Pad | None = None
+        self,
+        *,
+        block_size: int,
+        max_len: int,
+        uploads: Uploads,
+        is_last: bool,
+        pad: Pad | None = None,
     ) -> None:
         self._pad = pad
         self._nothing = torch.empty(0, dtype=torch.int64)
@@ -115,6 +110,7 @@ class RequestTable:
         self._positions = torch.arange(max_len)
         self._offsets = torch.arange(block_size)
         self._uploads = uploads
+        self._is_last = is_last
         self._requests: dict[int, StageRequest] = {}
 
     def __len__(self) -> int:
@@ -138,6 +134,7 @@ class RequestTable:
         pairs = list(zip(requests, spans, strict=True))
         token_ids = [token for request, span in pairs for token in request.tokens[span]]
         sampled = self._sampled(plan)
+        drawn = parameters(sampled if self._is_last else [])
         num_blocks = [len(request.blocks) for request in requests]
         padding = self._pad(plan.starts, plan.lengths, num_blocks) if self._pad else None
         upload = self._uploads.send(
@@ -151,9 +148,10 @@ class RequestTable:
                 padding.blocks if padding else self._nothing,
                 torch.tensor(token_ids),
                 torch.tensor([row for entry in sampled for row in entry.rows], dtype=torch.int64),
+                drawn.flatten(),
             ]
         )
-        positions_T, _, slots_T, _, _, *blocks, _, token_ids_T, sampled_rows_R = upload.tables
+        positions_T, _, slots_T, _, _, *blocks, _, token_ids_T, sampled_rows_R, flat = upload.tables
         return PackedBatch(
             token_ids_T=token_ids_T,
             positions_T=positions_T,
@@ -165,6 +163,7 @@ class RequestTable:
             ),
             sampled=sampled,
             sampled_rows_R=sampled_rows_R,
+            parameters_EP=flat.view(drawn.shape),
             tables=upload,
             graph=None if padding is None else _graph_input(padding, upload),
         )
@@ -208,8 +207,8 @@ class RequestTable:
 
 
 def _graph_input(padding: Padding, upload: Upload) -> GraphInput:
-    """All of an upload but its last two tables."""
-    num = sum(len(table) for table in upload.tables[:-2])
+    """All of an upload but its last three tables."""
+    num = sum(len(table) for table in upload.tables[:-3])
     return GraphInput(padding=padding, tables_N=upload.flat_N[:num])
 
 

@@ -16,9 +16,10 @@ import torch
 from orca_kernels import AttentionContext
 
 from orca_dist.proto.v1.control_pb2 import Loaded, Plan, Result, Sampling, Setup
-from orca_dist.stage.batch import PackedBatch, RequestTable, Sampled
+from orca_dist.stage.batch import PackedBatch, RequestTable
 from orca_dist.stage.device import CpuDevice
 from orca_dist.stage.process import main
+from orca_dist.stage.sampler import Sampled
 from orca_dist.stage.weights import OnBytes
 from orca_dist.stage.worker import Iteration, StageWorker
 from orca_dist.transport.channel import Channel
@@ -49,6 +50,7 @@ class BlankTable(RequestTable):
             context=NO_CONTEXT,
             sampled=_sampled(plan) if self._samples else [],
             sampled_rows_R=NOTHING,
+            parameters_EP=NOTHING,
         )
 
 

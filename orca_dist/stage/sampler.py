@@ -1,70 +1,108 @@
-"""Picks the next tokens, on the last stage.
+"""What the last stage tells its device of the tokens to sample, and makes of what comes back.
 
 Randomness is a counter-based stream keyed by (seed, position): no state, so a
 request draws the same numbers alone or batched, and again after it is recomputed.
-Every row is treated by itself. Shapes: R rows, V vocabulary, K kept tokens.
+How a number becomes a token is the kernels' affair (orca_kernels.sample). Shapes:
+E entries that sample, P parameters of each, L rows of an entry, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
 import torch
+from orca_kernels.sample import NO_TOKEN, greedy_table, sampling_table
 
-from orca_dist.proto.v1.control_pb2 import Sampling
-
-_MASK = 2**64 - 1
-
-
-def sample_row(logits_V: torch.Tensor, sampling: Sampling, position: int) -> int:
-    """The token at `position`, from fp32 logits; raises ValueError if they aren't finite."""
-    best_id = int(logits_V.numpy().argmax())  # a NaN, if there is one; ten times torch's speed
-    best = logits_V[best_id]
-    if not torch.isfinite(best):
-        raise ValueError(f"the logits at position {position} are not finite")
-    if sampling.temperature == 0 or sampling.top_k == 1:
-        return best_id
-    # In double: a tiny temperature is zero in fp32, and 0 / 0 is no probability.
-    probs_V = torch.softmax((logits_V - best).double() / sampling.temperature, dim=-1)
-    if _keeps_all(sampling):
-        return _pick(probs_V, uniform(sampling.seed, position))
-    probs_K, ids_K = _filtered(probs_V, sampling)
-    return int(ids_K[_pick(probs_K, uniform(sampling.seed, position))])
+from orca_dist.proto.v1.control_pb2 import FailedRequest, Logits, Result, Sampling
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) from the stream `seed` at `position` (SplitMix64, hashed twice)."""
-    return (_mix(_mix(seed) ^ (position * 0xD1342543DE82EF95 & _MASK)) >> 11) * 2.0**-53
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """One entry of which `rows` of the batch need logits.
 
-
-def _mix(value: int) -> int:
-    """SplitMix64's step and finaliser (Steele, Lea, Flood 2014)."""
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
-
-
-def _keeps_all(sampling: Sampling) -> bool:
-    return sampling.top_k == 0 and sampling.top_p == 1 and sampling.min_p == 0
-
-
-def _filtered(probs_V: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
-    """The likeliest tokens that top-k, then top-p, then min-p leave, and their ids.
-
-    top_p counts within what top_k left. The likeliest token always stays.
+    Where it `samples`, the last of them gives the token at `position`.
     """
-    probs_V, ids_V = probs_V.sort(descending=True, stable=True)
-    num_kept = min(sampling.top_k or len(probs_V), len(probs_V))
-    probs_K = probs_V[:num_kept]
-    before_K = probs_K.cumsum(0) - probs_K
-    keep_K = before_K < sampling.top_p * probs_K.sum()
-    keep_K &= probs_K >= sampling.min_p * probs_K[0]
-    keep_K[0] = True
-    return probs_K[keep_K], ids_V[:num_kept][keep_K]
+
+    id: int
+    rows: range
+    samples: bool
+    position: int
+    sampling: Sampling
 
 
-def _pick(probs_K: torch.Tensor, number: float) -> int:
-    """Inverse of the cumulative distribution; zero-probability tokens are never picked."""
-    sums_K = probs_K.cumsum(0)
-    index = int(torch.searchsorted(sums_K, sums_K[-1] * number, right=True))
-    is_between = index < len(probs_K) and bool(probs_K[index] > 0)
-    return index if is_between else int(probs_K.nonzero()[-1])
+def parameters(sampled: Sequence[Sampled]) -> torch.Tensor:
+    """Of the entries that sample, int64 [E, P]; their rows are counted among all that need logits.
+
+    What is random is worked out here: it takes whole numbers of 64 bits.
+    """
+    ends = accumulate(len(entry.rows) for entry in sampled)
+    rows = [end - 1 for end, entry in zip(ends, sampled, strict=True) if entry.samples]
+    drawn = [entry for entry in sampled if entry.samples]
+    how = [entry.sampling for entry in drawn]
+    if all(sampling.temperature == 0 for sampling in how):
+        return greedy_table(rows)
+    return sampling_table(
+        rows=rows,
+        temperatures=[sampling.temperature for sampling in how],
+        top_ks=[sampling.top_k for sampling in how],
+        top_ps=[sampling.top_p for sampling in how],
+        min_ps=[sampling.min_p for sampling in how],
+        numbers=uniform(
+            np.array([sampling.seed for sampling in how], np.uint64),
+            np.array([entry.position for entry in drawn], np.uint64),
+        ),
+    )
+
+
+def uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Numbers in [0, 1) from the streams `seeds` at `positions` (SplitMix64, hashed twice)."""
+    mixed = _mix(_mix(seeds) ^ (positions * np.uint64(0xD1342543DE82EF95)))
+    return (mixed >> np.uint64(11)) * 2.0**-53
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """SplitMix64's step and finaliser (Steele, Lea, Flood 2014), modulo 2^64."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def asked_for(sampled: Sequence[Sampled], logits_RV: torch.Tensor) -> list[torch.Tensor]:
+    """The logits that are returned, [L, V] of each entry that wants its own."""
+    ends = accumulate(len(entry.rows) for entry in sampled)
+    return [
+        logits_RV[end - len(entry.rows) : end]
+        for end, entry in zip(ends, sampled, strict=True)
+        if entry.sampling.return_logits
+    ]
+
+
+def result_of(
+    seq: int, sampled: Sequence[Sampled], tokens: Sequence[int], logits: Sequence[torch.Tensor]
+) -> Result:
+    """The answer to plan `seq`: tokens of the entries that sample, and the logits asked for."""
+    result = Result(seq=seq)
+    next_tokens, next_logits = iter(tokens), iter(logits)
+    for entry in sampled:
+        rows = next(next_logits) if entry.sampling.return_logits else None
+        is_well = not entry.samples or _note_token(result, entry, next_tokens)
+        if is_well and rows is not None:
+            result.logits.append(Logits(id=entry.id, rows=rows.numpy().tobytes()))
+    return result
+
+
+def _note_token(result: Result, entry: Sampled, tokens: Iterator[int]) -> bool:
+    """False where there is none: the request has failed then."""
+    token = next(tokens)
+    if token == NO_TOKEN:
+        message = f"the logits at position {entry.position} are not finite"
+        result.failed.append(FailedRequest(id=entry.id, message=message))
+        return False
+    result.ids.append(entry.id)
+    result.num_tokens.append(1)
+    result.tokens.append(token)
+    return True

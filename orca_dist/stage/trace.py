@@ -21,6 +21,7 @@ class StagePhase(StrEnum):
     IDLE = "idle"
     RECEIVING = "receiving"
     COMPUTING = "computing"
+    AWAITING = "awaiting"  # its device; on the last stage alone
     SENDING = "sending"
 
 

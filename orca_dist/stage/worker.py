@@ -21,21 +21,13 @@ from orca_kernels import Kernels, kernels_for
 from orca_dist.device.seam import Device
 from orca_dist.device.staging import Uploads, download
 from orca_dist.models.decoder import Decoder, Weights
-from orca_dist.proto.v1.control_pb2 import (
-    FailedRequest,
-    Loaded,
-    Logits,
-    Open,
-    Plan,
-    Result,
-    Setup,
-)
+from orca_dist.proto.v1.control_pb2 import Loaded, Open, Plan, Result, Setup
 from orca_dist.spec import ModelSpec
-from orca_dist.stage.batch import PackedBatch, RequestTable, Sampled
+from orca_dist.stage.batch import PackedBatch, RequestTable
 from orca_dist.stage.device import make_device
 from orca_dist.stage.graphs import DecodeGraphs, tiles_maker
 from orca_dist.stage.kv_store import KVStore
-from orca_dist.stage.sampler import sample_row
+from orca_dist.stage.sampler import asked_for, result_of
 from orca_dist.stage.trace import StagePhase, StageTrace, TraceRow
 from orca_dist.stage.weights import OnBytes, StageWeights
 from orca_dist.transport.channel import Arrival, Channel
@@ -174,6 +166,7 @@ class StageWorker:
             block_size=setup.block_size,
             max_len=self._spec.max_model_len,
             uploads=Uploads(self._device, num_buffers=setup.inflight + 1),
+            is_last=self._is_last,
             pad=None if self._graphs is None else self._graphs.pad,
         )
         self.num_requests = 0
@@ -359,27 +352,16 @@ class StageWorker:
     # ---- the last stage's end ------------------------------------------
 
     def _sample(self, x_TH: torch.Tensor, batch: PackedBatch, seq: int) -> Result:
-        """Head on the rows that sample only, then one token an entry."""
-        result = Result(seq=seq)
-        if not batch.sampled:
-            return result
-        logits_RV = download(self._device, self._decoder.logits(x_TH[batch.sampled_rows_R]))
-        end = 0
-        for entry in batch.sampled:
-            end += len(entry.rows)
-            self._sample_entry(result, entry, logits_RV[end - len(entry.rows) : end])
-        return result
+        """Head on the rows that need it, then one token an entry.
 
-    def _sample_entry(self, result: Result, entry: Sampled, logits_LV: torch.Tensor) -> None:
-        if entry.samples:
-            try:
-                logits_V = logits_LV[-1, : self._setup.num_token_ids or None]
-                token = sample_row(logits_V, entry.sampling, entry.position)
-            except ValueError as error:
-                result.failed.append(FailedRequest(id=entry.id, message=str(error)))
-                return
-            result.ids.append(entry.id)
-            result.num_tokens.append(1)
-            result.tokens.append(token)
-        if entry.sampling.return_logits:
-            result.logits.append(Logits(id=entry.id, rows=logits_LV.numpy().tobytes()))
+        Nothing but tokens comes to the host, and what logits were asked for.
+        """
+        if not batch.sampled:
+            return Result(seq=seq)
+        logits_RV = self._decoder.logits(x_TH[batch.sampled_rows_R])
+        among_RV = logits_RV[:, : self._setup.num_token_ids or None]
+        tokens_E = self._kernels.sample(among_RV, batch.parameters_EP)
+        wanted = asked_for(batch.sampled, logits_RV)
+        self.trace.enter(StagePhase.AWAITING)
+        tokens_E, *wanted = download(self._device, [tokens_E, *wanted])
+        return result_of(seq, batch.sampled, tokens_E.tolist(), wanted)

@@ -49,9 +49,16 @@ def test_what_is_on_the_device_can_be_downloaded(
 ) -> None:
     num = torch.Size(shape).numel()
     there = torch.arange(num, dtype=dtype, device=device.torch_device).reshape(shape)
-    back = download(device, there)
+    (back,) = download(device, [there])
     assert back.device.type == "cpu"
     assert torch.equal(back, torch.arange(num, dtype=dtype).reshape(shape))
+
+
+def test_several_come_together(device: Device) -> None:
+    there = [torch.full((3,), i, device=device.torch_device) * 2 for i in range(3)]
+    for i, back in enumerate(download(device, there)):
+        assert back.tolist() == [2 * i] * 3
+    assert download(device, []) == []
 
 
 def test_download_waits_for_the_work_before_it(device: Device) -> None:
@@ -59,7 +66,7 @@ def test_download_waits_for_the_work_before_it(device: Device) -> None:
     x = torch.zeros(256, 256, device=device.torch_device)
     for _ in range(500):
         x = x + 1
-    assert download(device, x).eq(500).all()
+    assert download(device, [x])[0].eq(500).all()
 
 
 def test_the_tables_of_a_batch_arrive_each_for_itself(device: Device) -> None:
@@ -67,7 +74,7 @@ def test_the_tables_of_a_batch_arrive_each_for_itself(device: Device) -> None:
     sent = Uploads(device, num_buffers=2).send(host)
     sent.wait()
     for table, wanted in zip(sent.tables, host, strict=True):
-        assert torch.equal(download(device, table), wanted)
+        assert torch.equal(download(device, [table])[0], wanted)
 
 
 def test_buffers_are_filled_again_only_once_they_have_been_read(device: Device) -> None:
@@ -80,7 +87,7 @@ def test_buffers_are_filled_again_only_once_they_have_been_read(device: Device) 
         other = other @ other
     for i, each in enumerate(sent):
         each.wait()
-        assert download(device, each.tables[0]).eq(i).all()
+        assert download(device, [each.tables[0]])[0].eq(i).all()
 
 
 def test_one_stream_waits_for_an_event_of_another(device: Device) -> None:
@@ -109,7 +116,7 @@ def test_what_arrives_beside_the_computation_is_there_when_it_is_waited_for(devi
         copied = device.record()
     copied.wait()
     device.hold(there)
-    assert download(device, there + 1).eq(torch.arange(1, (1 << 20) + 1)).all()
+    assert download(device, [there + 1])[0].eq(torch.arange(1, (1 << 20) + 1)).all()
 
 
 # ---- what is captured --------------------------------------------------
@@ -121,8 +128,8 @@ def test_what_is_captured_follows_what_it_reads(device: Device) -> None:
     for value in (3.0, 5.0):
         x.fill_(value)
         returned = replay().clone()
-        assert download(device, returned).eq(2 * value + 2).all()
-        assert download(device, y).eq(value + 1).all()
+        assert download(device, [returned])[0].eq(2 * value + 2).all()
+        assert download(device, [y])[0].eq(value + 1).all()
 
 
 def test_several_that_are_captured_share_their_memory_and_run_in_any_order(device: Device) -> None:
@@ -134,7 +141,7 @@ def test_several_that_are_captured_share_their_memory_and_run_in_any_order(devic
         x.fill_(number)
         kept = replays[index]().clone()
         replays[index - 1]()
-        assert download(device, kept).eq(8 * number * (2, 3, 5)[index] + 1).all()
+        assert download(device, [kept])[0].eq(8 * number * (2, 3, 5)[index] + 1).all()
 
 
 def test_what_is_captured_comes_behind_what_the_stream_was_given(device: Device) -> None:
@@ -145,4 +152,4 @@ def test_what_is_captured_comes_behind_what_the_stream_was_given(device: Device)
     y.copy_(x)
     returned = replay().clone()
     y.fill_(-1)
-    assert download(device, returned).eq(301).all()
+    assert download(device, [returned])[0].eq(301).all()

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from orca_kernels import Kernels, kernels_for
+from orca_kernels.dispatch import TORCH
 
 from tests.fixtures.kernel_cases import (
     DTYPES,
@@ -23,6 +24,13 @@ from tests.fixtures.kernel_cases import (
     check_same_bits_alone,
     mixes,
     row_mixes,
+)
+from tests.fixtures.sample_cases import (
+    SampleCase,
+    check_sample,
+    large_case,
+    sample_cases,
+    table,
 )
 
 pytestmark = [
@@ -122,3 +130,30 @@ def test_rows_of_large_models(kernels: Kernels, heads: tuple[int, int]) -> None:
     check_add_norm(mix, kernels.add_rms_norm, CUDA)
     check_gate(mix, kernels.gate_mul, CUDA)
     check_rotation(mix, kernels.rotate_and_write, torch.bfloat16, CUDA)
+
+
+@settings(max_examples=300)
+@given(case=sample_cases(max_ids=10_000))
+def test_any_tokens(kernels: Kernels, case: SampleCase) -> None:
+    """The very same as on the CPU: multiply and add are not fused."""
+    check_sample(case, kernels.sample, CUDA)
+    check_sample(case, TORCH.sample, CUDA)
+
+
+@pytest.mark.parametrize("num_ids", [49_152, 128_256, 262_144])
+def test_tokens_of_large_vocabularies(kernels: Kernels, num_ids: int) -> None:
+    check_sample(large_case(num_ids), kernels.sample, CUDA)
+
+
+def test_no_token_is_waited_for(kernels: Kernels) -> None:
+    """By Triton's kernel and by torch's operations; once each is warm."""
+    case = large_case(49_152)
+    logits_NV, table_RP = case.make_logits().to(CUDA), table(case.hows).to(CUDA)
+    for sample in (kernels.sample, TORCH.sample):
+        expected = sample(logits_NV, table_RP)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            tokens_R = sample(logits_NV, table_RP)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert torch.equal(tokens_R, expected)

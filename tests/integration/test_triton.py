@@ -22,6 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # ---- interpreted -------------------------------------------------------
 
 
+FILES = ["test_attention.py", "test_rows.py", "test_sample.py", "test_graphs.py"]
+
+
 def interpret(file: str, marked: str) -> None:
     """Runs tests/interpreted in the interpreter, and fails with what failed there."""
     ran = subprocess.run(
@@ -35,16 +38,14 @@ def interpret(file: str, marked: str) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("file", ["test_attention.py", "test_rows.py", "test_graphs.py"])
+@pytest.mark.parametrize("file", FILES)
 def test_kernels_equal_the_reference_in_the_interpreter(file: str) -> None:
     interpret(file, "not slow")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(
-    "file", ["test_attention.py", "test_rows.py", "test_stage.py", "test_graphs.py"]
-)
+@pytest.mark.parametrize("file", [*FILES, "test_stage.py"])
 def test_more_of_the_same_in_the_interpreter(file: str) -> None:
     interpret(file, "slow")
 
@@ -73,6 +74,7 @@ def test_some_kernels_compile_within_limits() -> None:
             *triton_table.attention_variants([256], ["bf16"], [80], has_cap=True),
             *triton_table.merge_variants([128], [80]),
             *triton_table.row_variants([MODELS[1], MODELS[-1]], ["bf16"], [90]),
+            *triton_table.sample_variants([90]),
         ]
     )
 
@@ -81,6 +83,14 @@ def test_some_kernels_compile_within_limits() -> None:
 @pytest.mark.timeout(900)
 def test_every_kernel_compiles_within_limits() -> None:
     check(triton_table.all_variants())
+
+
+def test_sampling_fuses_no_multiply_with_an_add() -> None:
+    """Its weights have to be those of other devices, bit for bit."""
+    (variant,) = triton_table.sample_variants([90])
+    ptx = triton_table.compiled(variant).asm["ptx"]
+    assert "fma." not in ptx
+    assert "mul.rn.f32" in ptx, "what ptxas leaves as it is"
 
 
 def test_the_page_has_every_kernel_that_is_compiled() -> None:

@@ -266,7 +266,6 @@ def test_contexts_are_cut_on_gpus_alone() -> None:
         "max_batch_tokens": 100,
         "max_model_len": 1000,
         "dtype": "bfloat16",
-        "cuda_graphs": "off",
     }
     on = {device: settled(device=device, **changes).activation_bytes for device in ("cpu", "cuda")}
     rest = 100 * (4 * 64 + 3 * 64 + 4 * 32) * 2
@@ -290,8 +289,9 @@ def test_graphs_are_counted_with_the_activations() -> None:
 def test_graphs_are_for_gpus_and_for_batches_that_are_not_large() -> None:
     assert settled(device="cpu").graph_rows == 0
     assert settled(device="cuda", cuda_graphs="off").graph_rows == 0
-    assert settled(device="cuda", max_batch_size=30).graph_rows == 30
-    assert settled(device="cuda", max_batch_size=1000).graph_rows == 256
+    for max_batch_size, rows in ((30, 30), (1000, 256)):
+        changes = {"device": "cuda", "cuda_graphs": "on", "max_batch_size": max_batch_size}
+        assert settled(**changes).graph_rows == rows
 
 
 def test_the_launcher_is_no_part_of_the_rest() -> None:

@@ -1,4 +1,4 @@
-"""Which stage is lost: silence, and computing for too long; never waiting for others."""
+"""Which stage is lost: silence, and computing for too long; never waiting for other stages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,30 @@ def test_a_stage_that_computes_for_too_long_hangs(supervisor: Supervisor) -> Non
     )
 
 
-@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "computing"])
+def test_a_device_that_never_ends_is_a_fault_once_nobody_computes(supervisor: Supervisor) -> None:
+    """Over NCCL devices wait in links: it may be an earlier stage that keeps this one waiting."""
+    beat_all(supervisor, 200.0)
+    supervisor.beat(2, "awaiting", 61.5, 200.0)
+    supervisor.beat(0, "computing", 59.0, 200.0)
+    assert supervisor.verdict(200.0) is None
+    supervisor.beat(0, "computing", 60.5, 201.5)
+    verdict = supervisor.verdict(201.5)
+    assert verdict is not None
+    assert verdict[0] == 0
+    supervisor.beat(0, "receiving", 500.0, 202.0)
+    assert supervisor.verdict(202.0) == (
+        2,
+        "has waited for its device for 61.5 s, "
+        "which a stage before it may hold up (step_limit_s 60)",
+    )
+    supervisor.beat(2, "awaiting", 60.0, 203.0)
+    assert supervisor.verdict(203.0) is None
+
+
+WAITING = [phase for phase in PHASES if phase not in ("computing", "awaiting")]
+
+
+@pytest.mark.parametrize("phase", WAITING)
 def test_waiting_is_never_a_fault(supervisor: Supervisor, phase: str) -> None:
     """Receiving, sending or idle for an hour: it is somebody else who lags."""
     beat_all(supervisor, 4000.0)

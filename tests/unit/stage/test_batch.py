@@ -18,7 +18,7 @@ MAX_LEN = 64
 @pytest.fixture
 def table() -> RequestTable:
     uploads = Uploads(CpuDevice(), num_buffers=2)
-    return RequestTable(block_size=BLOCK_SIZE, max_len=MAX_LEN, uploads=uploads)
+    return RequestTable(block_size=BLOCK_SIZE, max_len=MAX_LEN, uploads=uploads, is_last=True)
 
 
 def admit(
@@ -195,6 +195,17 @@ def test_return_logits_takes_all_rows_of_the_entry(table: RequestTable) -> None:
         (2, range(2, 5), True),
         (3, range(5, 6), False),
     ]
+
+
+def test_only_the_last_stage_says_how_to_sample() -> None:
+    for is_last in (True, False):
+        uploads = Uploads(CpuDevice(), num_buffers=2)
+        table = RequestTable(
+            block_size=BLOCK_SIZE, max_len=MAX_LEN, uploads=uploads, is_last=is_last
+        )
+        batch = run(table, two_prompts())
+        assert len(batch.sampled) == 2
+        assert len(batch.parameters_EP) == (2 if is_last else 0)
 
 
 def test_columns_of_different_lengths_are_an_error(table: RequestTable) -> None:

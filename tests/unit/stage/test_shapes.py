@@ -18,7 +18,7 @@ from orca_kernels.triton import tiles
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from orca_dist.core import Plan
+from orca_dist.core import Plan, Sampling
 from orca_dist.device.seam import Work
 from orca_dist.device.staging import Uploads, download
 from orca_dist.engine import kv_size
@@ -74,13 +74,17 @@ def kinds(plans: list[Plan]) -> set[str]:
 
 
 def serve(run: ShapeRun) -> None:
-    """Batches of every kind go through; only the last stage reads, once for each that samples."""
+    """Batches of every kind go through; only the last stage reads, once for each that samples.
+
+    And nothing but the tokens, of eight bytes each.
+    """
     plans = run.serve([20, 3], [37])
     assert kinds(plans) == {"prefill", "decode", "mixed"}
     sampling = [plan for plan in plans if any(plan.samples)]
     assert sum(sum(plan.samples) for plan in sampling) == 3 * MAX_TOKENS
     reads = [stage.gpu.num_reads for stage in run.stages]
     assert reads == [0] * (len(run.stages) - 1) + [len(sampling)]
+    assert run.stages[-1].gpu.read_bytes == 8 * 3 * MAX_TOKENS
 
 
 def family(folder: Path, name: str) -> Path:
@@ -88,7 +92,7 @@ def family(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", names(VARIANTS, QUICK))
-def test_a_family_reads_nothing_but_its_logits(tmp_path: Path, name: str, triton: Kernels) -> None:
+def test_a_family_reads_nothing_but_its_tokens(tmp_path: Path, name: str, triton: Kernels) -> None:
     check(family(tmp_path, name), triton)
 
 
@@ -115,7 +119,24 @@ def test_a_plan_is_a_launch_of_each_kernel_a_layer(tmp_path: Path) -> None:
         "rotate_rows": 5,
         "attend_tiles": 5,
         "merge_chunks": 5,
+        "sample_rows": 1,
     }
+
+
+@pytest.mark.parametrize("kernels", ["triton", "torch"])
+def test_logits_are_read_where_they_are_asked_for(
+    tmp_path: Path, kernels: str, triton: Kernels
+) -> None:
+    """One row for each token of the entry; filters read nothing."""
+    folder = family(tmp_path, "llama")
+    kind = TORCH if kernels == "torch" else triton
+    run, vocab_size = start(folder, gpu_config(1), TINY_BYTES, kind), load_spec(folder).vocab_size
+    (stage,) = run.stages
+    run.run_new([(0, 3), (64, 1)], Sampling(temperature=0.8, top_k=9, top_p=0.9, min_p=0.01))
+    assert stage.gpu.read_bytes == 2 * 8
+    result = run.run_new([(0, 3), (64, 1)], Sampling(return_logits=True))
+    assert stage.gpu.read_bytes == 4 * 8 + 4 * vocab_size * 4
+    assert [len(logits.rows) for logits in result.logits] == [3 * vocab_size * 4, vocab_size * 4]
 
 
 def names_of(launches: list[Launch]) -> list[str]:
@@ -129,7 +150,7 @@ MERGED = [*LAUNCHED[:3], "merge_chunks", *LAUNCHED[3:]]
 
 
 def test_a_size_of_decodes_is_launched_once_and_then_replayed(tmp_path: Path) -> None:
-    """Of a replay nothing is launched but the norm before the head."""
+    """Of a replay nothing is launched but the norm before the head, and the sampling behind it."""
     with noted_launches() as (kernels, launches):
         run = start(decoder(tmp_path), gpu_config(1), TINY_BYTES, kernels)
         captured = []
@@ -138,7 +159,7 @@ def test_a_size_of_decodes_is_launched_once_and_then_replayed(tmp_path: Path) ->
             run.run_new(spans)
             captured.append(names_of(launches))
     gpu = run.stages[0].gpu
-    head = ["norm_rows"]
+    head = ["norm_rows", "sample_rows"]
     assert captured == [[*LAUNCHED * 5, *head], head, [*MERGED * 5, *head], head]
     assert (gpu.num_captured, gpu.num_replays) == (2, 4)
 
@@ -276,7 +297,7 @@ def test_what_plan_finds_room_for_has_it(tmp_path: Path, name: str, triton: Kern
 @pytest.mark.parametrize(
     ("name", "kernels"), [*((name, "triton") for name in LARGE), ("Llama-3.1-70B", "torch")]
 )
-def test_a_large_model_reads_nothing_but_its_logits(
+def test_a_large_model_reads_nothing_but_its_tokens(
     tmp_path: Path, name: str, kernels: str, triton: Kernels
 ) -> None:
     folder = config_folder(tmp_path, LARGE[name])
@@ -394,9 +415,9 @@ def test_uploads_and_downloads_pass(gpu: FakeGpu) -> None:
         upload.wait()
         there, other = upload.tables
         assert (there.device, there.shape, there.dtype) == (gpu.torch_device, (3,), torch.int64)
-        assert download(gpu, there + other).tolist() == [0, 0, 0]
+        assert download(gpu, [there + other])[0].tolist() == [0, 0, 0]
         assert torch.tensor([1, 2]).tolist() == [1, 2], "the host's own are real"
-    assert gpu.num_reads == 1
+    assert (gpu.num_reads, gpu.read_bytes) == (1, 3 * 8)
 
 
 def test_bytes_come_and_go_with_their_tensors(gpu: FakeGpu) -> None:
