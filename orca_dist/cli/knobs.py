@@ -41,6 +41,7 @@ VLLMS = {  # its names for settings of ours; docs/from-vllm.md has the same, and
     "ssl_certfile": "tls_cert",
     "ssl_keyfile": "tls_key",
     "ssl_ca_certs": "tls_client_ca",
+    "enforce_eager": "cuda_graphs",
 }
 
 
