@@ -18,10 +18,10 @@ CONFIG = Path("orca.yaml")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Init:
-    """Write what starts a cluster of a kind (slurm, ray, k8s) to a folder; overwrites nothing."""
+    """Write what starts a cluster of a kind (k8s, ray, slurm) to a folder; overwrites nothing."""
 
     kind: Positional[str]
-    """Kind of cluster."""
+    """Kind of cluster: k8s, ray or slurm."""
     folder: Positional[Path]
     """Folder to write to; made if need be."""
 

@@ -28,6 +28,21 @@ REFUSED = {
     "trust_remote_code": "there is no such setting: code that comes with a model is never run; "
     "models of the families in docs/models.md need none, whatever their config.json says",
 }
+VLLMS = {  # its names for settings of ours; docs/from-vllm.md has the same, and more
+    "pipeline_parallel_size": "stages",
+    "tensor_parallel_size": "tensor_parallel",
+    "distributed_executor_backend": "launcher",
+    "max_num_seqs": "max_batch_size",
+    "max_num_batched_tokens": "max_batch_tokens",
+    "no_enable_chunked_prefill": "chunked_prefill",
+    "gpu_memory_utilization": "memory_share",
+    "num_gpu_blocks_override": "kv_tokens",
+    "no_enable_prefix_caching": "prefix_cache",
+    "ssl_certfile": "tls_cert",
+    "ssl_keyfile": "tls_key",
+    "ssl_ca_certs": "tls_client_ca",
+    "enforce_eager": "cuda_graphs",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +80,13 @@ def knobs(kind: type) -> list[Knob]:
 
 
 def refuse_by_name(word: str) -> None:
-    """Raises ConfigError for what people look for here and is left out on purpose."""
+    """Raises ConfigError for what people look for here: left out on purpose, or named otherwise."""
     name = word.removeprefix(VARIABLE_PREFIX).strip("-").replace("-", "_").lower()
     if name in REFUSED:
         raise ConfigError(f"{word}: {REFUSED[name]}")
+    if name in VLLMS:
+        flag = "--" + VLLMS[name].replace("_", "-")
+        raise ConfigError(f"{word}: no such setting; that is {flag} here, see docs/from-vllm.md")
 
 
 def near(word: str, known: Iterable[str]) -> str:

@@ -45,10 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `arguments` (by default the process's own); returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if list(arguments) == ["--version"]:
-        print(f"orca-dist {__version__}")
-        return 0
+        return ended(_print_version)
     _quiet_grpc()
     return ended(lambda: run(arguments, os.environ))
+
+
+def _print_version() -> int:
+    print(f"orca-dist {__version__}")
+    return 0
 
 
 def _quiet_grpc() -> None:
@@ -58,7 +62,20 @@ def _quiet_grpc() -> None:
 
 
 def ended(command: Callable[[], int]) -> int:
-    """The exit code of `command`; what it raises becomes one line on stderr."""
+    """The exit code of `command`; what it raises becomes one line on stderr.
+
+    1 at least where the reader of its output left before the end.
+    """
+    code = _code(command)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return code or 1
+    return code
+
+
+def _code(command: Callable[[], int]) -> int:
     try:
         with handling(interrupt):
             return command()
@@ -68,7 +85,6 @@ def ended(command: Callable[[], int]) -> int:
     except Interrupted as stop:
         return stop.exit_code
     except BrokenPipeError:  # the reader of our output has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 

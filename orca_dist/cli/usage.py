@@ -20,6 +20,11 @@ DESCRIPTION = "Serve language models over a pipeline of stages. --version prints
 RULE = re.compile(r"^─+$")
 FLAG = re.compile(r"^--[\w-]+")
 UNKNOWN_WORD = re.compile(r"Unrecognized options: ([^-,\s][^,]*)")  # a word, not a flag
+NO_NUMBER = re.compile(  # by int() or float(), whatever else the flag would take
+    r"Error parsing (--[\w-]+): .*"
+    r"(?:(?P<whole>invalid literal for int\(\) with base 10)|could not convert string to float): "
+    r"(['\"])(?P<value>.*)\3"
+)
 SUBCOMMANDS = "Available subcommands: "
 MARKERS = (
     tyro.conf.CascadeSubcommandArgs,  # model fetch --log-level debug
@@ -73,7 +78,7 @@ def _no_command(word: str, known: Sequence[str]) -> str:
 def _one_line(box: str) -> str:
     """The first paragraph of tyro's box, and what it proposes instead."""
     first, *others = _paragraphs(box)
-    message = " ".join(first).rstrip(".")
+    message = _plainly(" ".join(first).rstrip("."))
     for paragraph in others:
         text = " ".join(paragraph)
         flags = [match[0] for line in paragraph if (match := FLAG.match(line))]
@@ -84,6 +89,14 @@ def _one_line(box: str) -> str:
                 return _no_command(word[1], text.removeprefix(SUBCOMMANDS).split(", "))
             message += f"; {text}"
     return f"{message}; see orca-dist --help"
+
+
+def _plainly(message: str) -> str:
+    """What a number's flag needs, in place of what Python and tyro say of it."""
+    if not (match := NO_NUMBER.fullmatch(message)):
+        return message
+    what = "a whole number" if match["whole"] else "a number"
+    return f"{match[1]} {match['value']}: needs {what}"
 
 
 def _paragraphs(box: str) -> list[list[str]]:

@@ -136,10 +136,12 @@ class AsyncClient:
         self, request: pb.GenerateRequest, timeout_s: float | None
     ) -> AsyncIterator[Chunk]:
         call = self._stub.GenerateStream(request, timeout=timeout_s, metadata=self._metadata)
+        begun = False
         try:
             async for message in call:
+                begun = True
                 yield results.chunk(message)
         except grpc.aio.AioRpcError as error:
-            raise translate(error, self.address) from None
+            raise translate(error, self.address, begun=begun) from None
         finally:
             call.cancel()

@@ -7,6 +7,7 @@ clear error that names the address.
 
 from __future__ import annotations
 
+import re
 from typing import TypeVar
 
 import grpc
@@ -53,12 +54,37 @@ BY_STATUS: dict[grpc.StatusCode, type[OrcaError]] = {
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
 }
 FOREIGN = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
+HINTS = (  # gRPC's words for a connection that was not to be, and what may help
+    (
+        re.compile(r"failed to connect.*(Socket closed|Connection reset)"),
+        "does it want TLS (--tls-ca, or --tls on), or a certificate of the client's "
+        "(--tls-client-cert, --tls-client-key)?",
+    ),
+    (
+        re.compile(r"Hostname Verification Check failed"),
+        "its certificate is for another name than the address's: give that name by "
+        "--tls-server-name",
+    ),
+    (
+        re.compile(r"CERTIFICATE_VERIFY_FAILED: (unable to|self.signed)"),
+        "its certificate is of no CA that is trusted here: give the PEM file of its CA by --tls-ca",
+    ),
+    (
+        re.compile(r"WRONG_VERSION_NUMBER"),
+        "does it talk plain text? Then leave out --tls and --tls-*",
+    ),
+)
 D = TypeVar("D", bound=Message)
 
 
-def translate(error: grpc.RpcError | grpc.aio.AioRpcError, address: str) -> OrcaError:
-    """The OrcaError of a failed call to the server at `address`."""
-    return _ours(error) or _foreign(error.code(), error.details() or "", address)
+def translate(
+    error: grpc.RpcError | grpc.aio.AioRpcError, address: str, *, begun: bool = False
+) -> OrcaError:
+    """The OrcaError of a failed call to the server at `address`; `begun`: with a part answered."""
+    ours = _ours(error)
+    if begun and isinstance(ours, ServerClosing):
+        return ServerClosing(f"the answer was cut off: {ours}")
+    return ours or _foreign(error.code(), error.details() or "", address)
 
 
 def _ours(error: grpc.RpcError | grpc.aio.AioRpcError) -> OrcaError | None:
@@ -107,7 +133,12 @@ def _foreign(status: grpc.StatusCode, message: str, address: str) -> OrcaError:
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(f"no complete answer from {address} within the timeout")
     if status is grpc.StatusCode.UNAVAILABLE:
-        return ServerUnavailable(f"no orca-dist server answers at {address}: {message}")
+        return ServerUnavailable(f"no orca-dist server answers at {address}: {_hinted(message)}")
     if status in FOREIGN:
         return ServerUnavailable(f"{address} is not an orca-dist server: {status.name}: {message}")
     return BY_STATUS.get(status, OrcaError)(f"{address}: {status.name}: {message}")
+
+
+def _hinted(message: str) -> str:
+    hint = next((hint for pattern, hint in HINTS if pattern.search(message)), "")
+    return f"{message.rstrip('.')}; {hint}" if hint else message

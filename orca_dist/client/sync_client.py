@@ -138,10 +138,12 @@ class Client:
             raise translate(error, self.address) from None
 
     def _chunks(self, call: Call) -> Iterator[Chunk]:
+        begun = False
         try:
             for message in call:
+                begun = True
                 yield results.chunk(message)
         except grpc.RpcError as error:
-            raise translate(error, self.address) from None
+            raise translate(error, self.address, begun=begun) from None
         finally:
             call.cancel()

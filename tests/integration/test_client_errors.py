@@ -199,6 +199,7 @@ def test_nobody_at_the_port() -> None:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     for message in outcomes(address):
         assert message.startswith(f"no orca-dist server answers at {address}: ")
+        assert "--tls" not in message
 
 
 def test_a_web_server_at_the_port() -> None:

@@ -197,15 +197,17 @@ def test_closing_ends_running_calls_with_unavailable(folder: Path) -> None:
     async def case() -> None:
         engine = long_engine()
         async with serving(engine, folder) as (server, client):
+            chunks = client.stream(PROMPT)
+            await anext(chunks)
             calls = [
-                asyncio.ensure_future(read_all(client.stream(PROMPT))),
+                asyncio.ensure_future(read_all(chunks)),
                 asyncio.ensure_future(client.generate(PROMPT)),
             ]
             await asyncio.to_thread(engine.wait_for, lambda: len(engine.submitted) == 2)
             await server.stop(0.1)
             ends = await asyncio.gather(*calls, return_exceptions=True)
             assert {type(end) for end in ends} == {ServerClosing}
-            assert "shutting down" in str(ends[0])
+            assert str(ends[0]) == "the answer was cut off: the server is shutting down"
             assert len(engine.cancelled) == 2
 
     run(case())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,10 @@ from pathlib import Path
 import pytest
 import trustme
 
+from orca_dist.cli.knobs import knobs
+from orca_dist.cli.settings import AccessConfig
 from orca_dist.client import AsyncClient, Client, ServerUnavailable, Tls, Unauthenticated
+from orca_dist.client.errors import HINTS
 from orca_dist.config import ServerConfig
 from orca_dist.errors import ConfigError, DuplicateRequest, UnknownRequest
 from orca_dist.params import SamplingParams
@@ -84,6 +88,38 @@ def test_a_certificate_for_another_name_needs_that_name(folder: Path, pems: Cert
                 await client.model_info()
 
     run(case())
+
+
+async def complaint(address: str, tls: Tls | None) -> str:
+    """What a call to `address` fails with."""
+    async with AsyncClient(address, tls=tls) as client:
+        with pytest.raises(ServerUnavailable) as raised:
+            await client.info(timeout_s=TIMEOUT_S)
+    return str(raised.value)
+
+
+def test_a_failed_handshake_says_which_flag_may_help(folder: Path, pems: Certificates) -> None:
+    async def case() -> None:
+        ours, stranger = Tls(ca=pems.ca), Certificates(pems.folder, name="stranger")
+        async with server_of(ScriptedEngine(), folder, pems.server()) as server:
+            assert "does it want TLS (--tls-ca," in await complaint(server.address, None)
+            for tls in (Tls(), Tls(ca=stranger.ca)):
+                assert "its CA by --tls-ca" in await complaint(server.address, tls)
+        async with server_of(ScriptedEngine(), folder, pems.server(client_ca=pems.ca)) as server:
+            for tls in (ours, stranger.client("eve", ca=pems.ca)):
+                said = await complaint(server.address, tls)
+                assert "(--tls-client-cert, --tls-client-key)?" in said
+        async with server_of(ScriptedEngine(), folder, pems.server(names=("a.b",))) as server:
+            assert (await complaint(server.address, ours)).endswith("by --tls-server-name")
+        async with server_of(ScriptedEngine(), folder, ServerConfig(port=0)) as server:
+            assert "does it talk plain text?" in await complaint(server.address, ours)
+
+    run(case())
+
+
+def test_hints_name_flags_that_clients_have() -> None:
+    named = {flag for _, hint in HINTS for flag in re.findall(r"--[a-z]+[a-z-]*[a-z]", hint)}
+    assert named == {knob.flag for knob in knobs(AccessConfig) if knob.name.startswith("tls")}
 
 
 def test_mutual_tls_lets_in_those_with_a_certificate_of_its_ca(

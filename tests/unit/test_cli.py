@@ -80,6 +80,21 @@ def test_the_command_line_is_read_before_grpc_and_the_engine_are_imported() -> N
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
+@pytest.mark.parametrize("line", ["serve --help", "cluster init --help", "--version"])
+def test_a_reader_that_leaves_early_is_not_told_off(line: str) -> None:
+    read, write = os.pipe()
+    os.close(read)  # as of a `head` that has enough
+    done = subprocess.run(
+        [sys.executable, "-m", "orca_dist", *line.split()],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 @pytest.mark.parametrize("command", ["serve", "generate", "info", "model", "simulate", "plan"])
 def test_help_is_no_error(command: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
@@ -106,7 +121,11 @@ def test_the_first_help_names_every_command_and_the_version(
         ("xyz", "error: xyz: no such command; choose one of serve, generate, info, model"),
         ("serve --max-batch-siz 3", "--max-batch-siz, 3; did you mean --max-batch-size?"),
         ("generate x --temprature 1", "did you mean --temperature?"),
-        ("serve --stages x", "--stages: invalid literal"),
+        ("serve --stages two", "error: --stages two: needs a whole number; see orca-dist"),
+        ("serve --stages=it's", "error: --stages it's: needs a whole number; see"),
+        ("serve --max-model-len 32k", "error: --max-model-len 32k: needs a whole number; see"),
+        ("serve --memory-share half", "error: --memory-share half: needs a number; see"),
+        ("generate x --timeout-s 3s", "error: --timeout-s 3s: needs a number; see"),
         ("serve --stages", "Missing value for argument '--stages'"),
         ("serve --dtype int4", "invalid choice 'int4' for argument '--dtype'"),
         ("serve a b", "Unrecognized options: b"),

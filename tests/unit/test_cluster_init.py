@@ -29,6 +29,15 @@ def test_what_is_written_is_what_the_repository_has(
         assert path.stat().st_mode == source.stat().st_mode
 
 
+@pytest.mark.parametrize("more", [[], ["--help"]])
+def test_the_kinds_are_named_where_none_is_given(
+    more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["cluster", "init", *more])
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert f"Kind of cluster: {', '.join(kinds()[:-1])} or {kinds()[-1]}." in said
+
+
 def test_the_slurm_script_is_the_one_in_launch(tmp_path: Path) -> None:
     assert main(["cluster", "init", "slurm", str(tmp_path)]) == 0
     script = (ROOT / "launch" / "slurm.sbatch").read_bytes()
