@@ -204,6 +204,9 @@ class EngineConfig(ScheduleConfig):
     dtype: Dtype = Dtype.AUTO
     """Of weights, activations and KV; auto: the checkpoint's own on GPUs and on CPUs with
     fast bfloat16, else float32."""
+    cuda_graphs: Switch = Switch.ON
+    """On GPUs, capture the layers of decodes once for each of some batch sizes, and replay them;
+    off: launch every kernel of every batch."""
     max_model_len: int | None = None
     """Most tokens of a request, prompt and answer together; by default the model's own length."""
     refuse_late: Switch = Switch.OFF
@@ -377,6 +380,7 @@ _CLOSED_SETS: dict[str, type[StrEnum]] = {
     "refuse_late": Switch,
     "prefix_cache": Switch,
     "recovery": Switch,
+    "cuda_graphs": Switch,
 }
 
 

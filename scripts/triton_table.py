@@ -25,6 +25,7 @@ FP8_CAPABILITIES = (89, 90)  # before them there is no such type
 HEAD_DIMS = (32, 64, 80, 96, 128, 192, 256)
 BLOCK_SIZE = 16
 ITEMSIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
+CAPPED_DIMS = (128, 256)  # of the models whose scores are capped
 FP8_TYPES = {"fp8e4nv": "float8_e4m3fn", "fp8e5": "float8_e5m2"}
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 
@@ -42,6 +43,7 @@ class Model:
     heads: tuple[int, int]
     head_dim: int
     intermediate: int
+    is_gemma: bool = False  # GELU; norms round late, by the weight + 1
 
 
 MODELS = (
@@ -49,6 +51,14 @@ MODELS = (
     Model(name="Llama-3.1-8B", hidden=4096, heads=(32, 8), head_dim=128, intermediate=14336),
     Model(name="Llama-3.1-70B", hidden=8192, heads=(64, 8), head_dim=128, intermediate=28672),
     Model(name="Llama-3.1-405B", hidden=16384, heads=(128, 8), head_dim=128, intermediate=53248),
+    Model(
+        name="Gemma-2-9B",
+        hidden=3584,
+        heads=(16, 8),
+        head_dim=256,
+        intermediate=14336,
+        is_gemma=True,
+    ),
 )
 
 
@@ -93,10 +103,12 @@ def attention_variants(
     head_dims: Iterable[int] = HEAD_DIMS,
     dtypes: Iterable[str] = tuple(ITEMSIZES),
     capabilities: Iterable[int] = CAPABILITIES,
+    *,
+    has_cap: bool = False,
 ) -> list[Variant]:
     """Both kinds of launch: of decodes alone, and mixed where that has tiles of its own."""
     return [
-        _attention(head_dim, dtype, dtype, has_wide, capability)
+        _attention(head_dim, dtype, dtype, has_wide, capability, has_cap)
         for head_dim in head_dims
         for dtype in dtypes
         for capability in capabilities
@@ -117,7 +129,7 @@ def fp8_variants(
 ) -> list[Variant]:
     """Queries of bf16 over KV of eight bits."""
     return [
-        _attention(head_dim, "bf16", kv_type, has_wide, capability)
+        _attention(head_dim, "bf16", kv_type, has_wide, capability, False)
         for head_dim in head_dims
         for kv_type in FP8_TYPES
         for capability in capabilities
@@ -125,7 +137,9 @@ def fp8_variants(
     ]
 
 
-def _attention(head_dim: int, dtype: str, kv_type: str, has_wide: bool, capability: int) -> Variant:
+def _attention(
+    head_dim: int, dtype: str, kv_type: str, has_wide: bool, capability: int, has_cap: bool
+) -> Variant:
     from orca_kernels.triton.attention import tile_constants
 
     types = {
@@ -136,6 +150,7 @@ def _attention(head_dim: int, dtype: str, kv_type: str, has_wide: bool, capabili
         **_pointers("i32", "tiles_ptr"),
         **_pointers("fp32", "peak_ptr", "total_ptr", "sum_ptr"),
         "scale": "fp32",
+        "cap": "fp32",
         "window": "i32",
         "group": "i32",
     }
@@ -144,10 +159,11 @@ def _attention(head_dim: int, dtype: str, kv_type: str, has_wide: bool, capabili
         block_size=BLOCK_SIZE,
         itemsize=ITEMSIZES[dtype],
         has_wide=has_wide,
+        has_cap=has_cap,
     )
     of_kv = "" if kv_type == dtype else f" over {kv_type}"
     kind = "mixed" if has_wide else "decodes" if True in _kinds(head_dim, dtype) else "all"
-    label = f"{head_dim}, {dtype}{of_kv}, {kind}"
+    label = f"{head_dim}, {dtype}{of_kv}, {kind}{', capped' if has_cap else ''}"
     return _variant("attend_tiles", label, types, constants, capability)
 
 
@@ -188,6 +204,7 @@ def row_variants(
 
 
 def _rows(model: Model, dtype: str, capability: int) -> list[Variant]:
+    from orca_kernels import Activation
     from orca_kernels.triton import rows
 
     N, M = model.heads
@@ -209,8 +226,15 @@ def _rows(model: Model, dtype: str, capability: int) -> list[Variant]:
     turned = rows.rotation_constants(
         num_heads=N, num_kv_heads=M, head_dim=model.head_dim, is_rotated=True
     )
-    normed = rows.norm_constants(size=model.hidden, parts=1, is_added=True, rounds_late=False)
-    gated = rows.gate_constants(size=model.intermediate)
+    normed = rows.norm_constants(
+        size=model.hidden,
+        parts=1,
+        is_added=True,
+        rounds_late=model.is_gemma,
+        adds_one=model.is_gemma,
+    )
+    activation = Activation.GELU_TANH if model.is_gemma else Activation.SILU
+    gated = rows.gate_constants(size=model.intermediate, activation=activation)
     return [
         _variant("norm_rows", label, norm, normed, capability),
         _variant("gate_rows", label, _pointers(dtype, "gate_up_ptr", "y_ptr"), gated, capability),
@@ -327,7 +351,8 @@ def tables() -> str:
 
 def all_variants() -> list[Variant]:
     """What a stage may ever launch, at these sizes."""
-    return [*attention_variants(), *fp8_variants(), *merge_variants(), *row_variants()]
+    capped = attention_variants(CAPPED_DIMS, has_cap=True)
+    return [*attention_variants(), *capped, *fp8_variants(), *merge_variants(), *row_variants()]
 
 
 def row_name(variant: Variant) -> str:

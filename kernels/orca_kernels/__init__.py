@@ -4,7 +4,8 @@ Orca's selective batching (§3, S2) runs everything on the flat batch but attent
 is per request and here one call for all of them.
 """
 
+from orca_kernels.activation import Activation
 from orca_kernels.context import AttentionContext, Rotation
 from orca_kernels.dispatch import Kernels, Linear, kernels_for
 
-__all__ = ["AttentionContext", "Kernels", "Linear", "Rotation", "kernels_for"]
+__all__ = ["Activation", "AttentionContext", "Kernels", "Linear", "Rotation", "kernels_for"]

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from orca_kernels import reference
+from orca_kernels.activation import Activation
 from orca_kernels.context import AttentionContext, Rotation
 from orca_kernels.cpu.attention import CpuAttention, empty_kv
 from orca_kernels.cpu.build import BuildError, load_library
 from orca_kernels.cpu.linear import CpuLinear
 from orca_kernels.cpu.rows import CpuRows
 from orca_kernels.linear import TorchLinear
+
+if TYPE_CHECKING:
+    from orca_kernels.triton.tiles import Tiles
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +52,13 @@ class RmsNorm(Protocol):
     """See reference.rms_norm."""
 
     def __call__(
-        self, x: torch.Tensor, weight_H: torch.Tensor, eps: float, *, rounds_late: bool = False
+        self,
+        x: torch.Tensor,
+        weight_H: torch.Tensor,
+        eps: float,
+        *,
+        rounds_late: bool = False,
+        adds_one: bool = False,
     ) -> torch.Tensor: ...
 
 
@@ -62,13 +73,14 @@ class AddRmsNorm(Protocol):
         eps: float,
         *,
         rounds_late: bool = False,
+        adds_one: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
-class SiluMul(Protocol):
-    """See reference.silu_mul."""
+class GateMul(Protocol):
+    """See reference.gate_mul."""
 
-    def __call__(self, gate_up_TF: torch.Tensor) -> torch.Tensor: ...
+    def __call__(self, gate_up_TF: torch.Tensor, activation: Activation) -> torch.Tensor: ...
 
 
 class EmptyKV(Protocol):
@@ -111,13 +123,26 @@ class PagedAttention(Protocol):
         context: AttentionContext,
         scale: float,
         window: int | None = None,
+        softcap: float | None = None,
     ) -> torch.Tensor: ...
+
+
+class DecodeTiles(Protocol):
+    """How attention's tables for decodes are made, by the query heads of a KV head and their type.
+
+    They are a context's `tiles`, once on the device; None: such heads need lengths on the host.
+    """
+
+    def __call__(
+        self, *, group: int, head_dim: int, itemsize: int
+    ) -> Callable[[Sequence[int], Sequence[int]], Tiles] | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
     """The operations of a decoder layer, as one device does them.
 
+    `decode_tiles`: of kernels that can be captured, since they find lengths on the device.
     `has_own_threads`: all that is large runs on them. Torch should have one thread then: its
     others would go on looking for work, for milliseconds, on cores that these need.
     """
@@ -127,10 +152,11 @@ class Kernels:
     linear: MakeLinear
     rms_norm: RmsNorm
     add_rms_norm: AddRmsNorm
-    silu_mul: SiluMul
+    gate_mul: GateMul
     empty_kv: EmptyKV
     rotate_and_write: RotateAndWrite
     paged_attention: PagedAttention
+    decode_tiles: DecodeTiles | None = None
 
 
 class DeviceTooOld(Exception):
@@ -158,7 +184,7 @@ TORCH = Kernels(
     linear=TorchLinear,
     rms_norm=reference.rms_norm,
     add_rms_norm=reference.add_rms_norm,
-    silu_mul=reference.silu_mul,
+    gate_mul=reference.gate_mul,
     empty_kv=reference.empty_kv,
     rotate_and_write=reference.rotate_and_write,
     paged_attention=reference.paged_attention,
@@ -179,7 +205,7 @@ def cpu_kernels(dtype: torch.dtype, num_threads: int) -> Kernels:
         linear=TorchLinear if multiplies_bf16 else partial(CpuLinear, library, num_threads),
         rms_norm=rows.rms_norm,
         add_rms_norm=rows.add_rms_norm,
-        silu_mul=rows.silu_mul,
+        gate_mul=rows.gate_mul,
         empty_kv=empty_kv,
         rotate_and_write=rows.rotate_and_write,
         paged_attention=CpuAttention(library, num_threads),
@@ -198,7 +224,7 @@ def triton_kernels(capability: tuple[int, int]) -> Kernels:
             )
         )
     from orca_kernels.triton import rows  # nothing else needs triton
-    from orca_kernels.triton.attention import TritonAttention
+    from orca_kernels.triton.attention import TritonAttention, decode_tiles
 
     return Kernels(
         name="triton",
@@ -206,10 +232,11 @@ def triton_kernels(capability: tuple[int, int]) -> Kernels:
         linear=TorchLinear,
         rms_norm=rows.rms_norm,
         add_rms_norm=rows.add_rms_norm,
-        silu_mul=rows.silu_mul,
+        gate_mul=rows.gate_mul,
         empty_kv=reference.empty_kv,
         rotate_and_write=rows.rotate_and_write,
         paged_attention=TritonAttention(),
+        decode_tiles=decode_tiles,
     )
 
 

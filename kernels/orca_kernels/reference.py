@@ -9,22 +9,33 @@ request's bits don't depend on its neighbours.
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
+from orca_kernels.activation import Activation
 from orca_kernels.context import AttentionContext, Rotation
 
-SERIAL_ELEMENTS = 32767  # elementwise operations on more are cut over threads, anywhere in a row
+SERIAL_ELEMENTS = 16384  # torch cuts elementwise operations on more over threads, anywhere in a row
 
 
 def rms_norm(
-    x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float, *, rounds_late: bool = False
+    x_TH: torch.Tensor,
+    weight_H: torch.Tensor,
+    eps: float,
+    *,
+    rounds_late: bool = False,
+    adds_one: bool = False,
 ) -> torch.Tensor:
-    """x / sqrt(mean(x²) + eps) * weight, computed in fp32 up to the weight, or with it."""
+    """x / sqrt(mean(x²) + eps) * weight, computed in fp32 up to the weight, or with it.
+
+    adds_one: the factor is weight + 1, in fp32 too.
+    """
     wide = x_TH.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    if rounds_late:
-        return (weight_H * normed).to(x_TH.dtype)
-    return weight_H * normed.to(x_TH.dtype)
+    if not rounds_late:
+        normed = normed.to(x_TH.dtype)
+    if adds_one:
+        weight_H = weight_H.float() + 1.0
+    return (weight_H * normed).to(x_TH.dtype)
 
 
 def add_rms_norm(
@@ -34,24 +45,30 @@ def add_rms_norm(
     eps: float,
     *,
     rounds_late: bool = False,
+    adds_one: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The residual x + y, rounded, and its rms_norm."""
     sum_TH = x_TH + y_TH
-    return sum_TH, rms_norm(sum_TH, weight_H, eps, rounds_late=rounds_late)
+    return sum_TH, rms_norm(sum_TH, weight_H, eps, rounds_late=rounds_late, adds_one=adds_one)
 
 
-def silu_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
-    """silu(first half) * second half."""
+def gate_mul(gate_up_TF: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """activation(first half), rounded, * second half."""
     gate, up = gate_up_TF.chunk(2, dim=-1)
-    return _silu(gate) * up
+    return _activated(gate, activation) * up
 
 
-def _silu(x_TF: torch.Tensor) -> torch.Tensor:
-    """In pieces of whole rows on CPU: next to a cut inside a row, silu rounds differently."""
+def _activated(x_TF: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """In pieces of whole rows on CPU: next to a cut inside a row, torch's round differently."""
+    function = silu if activation is Activation.SILU else _gelu_tanh
     if x_TF.is_cuda or x_TF.numel() <= SERIAL_ELEMENTS or torch.get_num_threads() == 1:
-        return silu(x_TF)
+        return function(x_TF)
     num_rows = max(1, SERIAL_ELEMENTS // x_TF.shape[1])
-    return torch.cat([silu(rows) for rows in x_TF.split(num_rows)])
+    return torch.cat([function(rows) for rows in x_TF.split(num_rows)])
+
+
+def _gelu_tanh(x_TF: torch.Tensor) -> torch.Tensor:
+    return gelu(x_TF, approximate="tanh")
 
 
 def empty_kv(
@@ -112,10 +129,12 @@ def paged_attention(
     context: AttentionContext,
     scale: float,
     window: int | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Causal attention of every row to its own request's positions; returns [T, N, D].
 
-    With a window, to the last `window` of them: its own and those just before.
+    With a window, to the last `window` of them: its own and those just before. With a softcap
+    a score s counts as softcap * tanh(s / softcap).
     """
     split = q_TND.split(context.lengths)
     merged = [
@@ -125,6 +144,7 @@ def paged_attention(
             gather(v_BSMD, blocks, start + length),
             scale,
             window,
+            softcap,
         )
         for q_LND, blocks, start, length in zip(
             split, context.blocks, context.starts, context.lengths, strict=True
@@ -145,6 +165,7 @@ def attend(
     v_CMD: torch.Tensor,
     scale: float,
     window: int | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """One request's last L positions against all its C = start + L; returns [L, N, D].
 
@@ -154,6 +175,8 @@ def attend(
     L, N, D = q_LND.shape
     if window is not None:  # nobody sees what lies before the first row's window
         k_CMD, v_CMD = k_CMD[-(L + window - 1) :], v_CMD[-(L + window - 1) :]
+    if softcap is not None:
+        return _attend_capped(q_LND, k_CMD, v_CMD, scale, window, softcap)
     C, M, _ = k_CMD.shape
     if L == 1:
         out = scaled_dot_product_attention(
@@ -173,6 +196,24 @@ def attend(
         scale=scale,
     )
     return out.squeeze(0).transpose(0, 1)
+
+
+def _attend_capped(
+    q_LND: torch.Tensor,
+    k_CMD: torch.Tensor,
+    v_CMD: torch.Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float,
+) -> torch.Tensor:
+    """Written out, in fp32: torch's own attention has no cap. G query heads share a KV head."""
+    L, C, M = len(q_LND), len(k_CMD), k_CMD.shape[1]
+    q_LMGD = q_LND.float().unflatten(1, (M, -1))
+    score_MGLC = torch.einsum("lmgd,cmd->mglc", q_LMGD, k_CMD.float()) * scale
+    score_MGLC = softcap * torch.tanh(score_MGLC / softcap)
+    score_MGLC = torch.where(_seen(L, C, window, q_LND.device), score_MGLC, -torch.inf)
+    out_LMGD = torch.einsum("mglc,cmd->lmgd", score_MGLC.softmax(-1), v_CMD.float())
+    return out_LMGD.flatten(1, 2).to(q_LND.dtype)
 
 
 def _seen(num_rows: int, num_tokens: int, window: int | None, device: torch.device) -> torch.Tensor:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import cycle
 
 import torch
-from orca_kernels import AttentionContext, Kernels
+from orca_kernels import Activation, AttentionContext, Kernels
 from orca_kernels.cpu.build import BuildError, load_library
 from orca_kernels.cpu.linear import CpuLinear
 from orca_kernels.dispatch import TORCH, MakeLinear, cpu_kernels
@@ -78,7 +78,7 @@ def attention(setting: Setting) -> Contest:
 
     def call_of(kernels: Kernels) -> Call:
         cache = _noisy_cache(setting, kernels, len(context.flat_blocks))
-        arguments = (q_TND, *cache, context, spec.attention_scale)
+        arguments = (q_TND, *cache, context, spec.attention_scale, None, spec.attention_softcap)
         return lambda: kernels.paged_attention(*arguments)
 
     return _contest(setting, call_of)
@@ -99,14 +99,21 @@ def rms_norm(setting: Setting) -> Contest:
     spec = setting.spec
     x_TH = torch.randn(setting.shape.num_rows, spec.hidden_size).to(setting.dtype)
     weight_H = torch.randn(spec.hidden_size).to(setting.dtype)
-    return _contest(setting, lambda kernels: lambda: kernels.rms_norm(x_TH, weight_H, 1e-5))
+
+    def call_of(kernels: Kernels) -> Call:
+        return lambda: kernels.rms_norm(
+            x_TH, weight_H, 1e-5, rounds_late=spec.rounds_late, adds_one=spec.norm_adds_one
+        )
+
+    return _contest(setting, call_of)
 
 
-def silu_mul(setting: Setting) -> Contest:
+def gate_mul(setting: Setting) -> Contest:
     """The MLP's gate."""
     columns = 2 * setting.spec.intermediate_size
     gate_up_TF = torch.randn(setting.shape.num_rows, columns).to(setting.dtype)
-    return _contest(setting, lambda kernels: lambda: kernels.silu_mul(gate_up_TF))
+    activation = Activation(setting.spec.activation)
+    return _contest(setting, lambda kernels: lambda: kernels.gate_mul(gate_up_TF, activation))
 
 
 def rotate_and_write(setting: Setting) -> Contest:
@@ -133,7 +140,7 @@ KERNELS: Mapping[str, Callable[[Setting], Contest]] = {
     "attention": attention,
     "matmuls": matmuls,
     "rms_norm": rms_norm,
-    "silu_mul": silu_mul,
+    "gate_mul": gate_mul,
     "rotate_and_write": rotate_and_write,
 }
 

@@ -20,9 +20,10 @@ from pathlib import Path
 import torch
 from orca_kernels import Linear, kernels_for
 
+from orca_dist.device.cpu import CpuDevice
+from orca_dist.device.cuda import CudaDevice
 from orca_dist.device.seam import Device
 from orca_dist.spec import ModelSpec, load_spec
-from orca_dist.stage.device import make_device
 
 READ_BYTES = {"cpu": 256 * 2**20, "cuda": 2 * 2**30}  # more than caches hold, long beside a launch
 
@@ -67,7 +68,7 @@ class Matmuls:
 
     def __init__(self, spec: ModelSpec, stage: StageMatmuls) -> None:
         self._dtype: torch.dtype = getattr(torch, stage.dtype)
-        self._device = make_device(stage.device, stage.gpu)
+        self._device: Device = CudaDevice(stage.gpu) if stage.device == "cuda" else CpuDevice()
         self._on = self._device.torch_device
         self._kernels = kernels_for(self._on, self._dtype, stage.num_threads)
         hidden, inner = spec.hidden_size, spec.intermediate_size

@@ -4,6 +4,8 @@ Every operation is done at once, so results are right whatever is forgotten. Wha
 have promised is kept beside it: vector clocks of streams, and who used which buffer when. A fault
 is a read of what may still be being written, a write to what may still be in use, memory dropped
 while it is, an operation on tensors of both host and device, and one that makes the caller wait.
+What is captured is done anew at each replay, and has to come to the same operations on the same
+memory as the first time, none of it the host's; a replay spoils what was returned before.
 
 For tests; no setting chooses it. Operations are seen through torch's dispatcher, so kernels have
 to be torch's; numpy() and tolist() are seen in inference mode only, in which stages run. What was
@@ -24,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from orca_dist.device.clocks import Access, Actor, Buffer, Clock, Clocks
+from orca_dist.device.seam import Work
 
 COMPUTE, INBOUND, OUTBOUND = STREAMS = ("compute", "inbound", "outbound")
 COPY, COPIES = "aten::copy_", {"aten::copy_", "aten::_to_copy"}
@@ -39,6 +42,29 @@ class OrderFault(Exception):
     """Something was used before what it has to come after."""
 
 
+class Trace:
+    """What a captured piece of work comes to: its operations, and on which memory that it found."""
+
+    def __init__(self) -> None:
+        self.operations: list[tuple[object, ...]] = []
+        self._made: set[int] = set()
+
+    def note(self, name: str, given: Any, results: Tensors) -> None:
+        """`given`: the operation's arguments. What it made is the work's own, wherever it lies."""
+        leaves = tree_leaves(given)
+        self.operations.append((name, *map(self._told, leaves)))
+        found = {_key(tensor) for tensor in _tensors(leaves)}
+        self._made |= {_key(tensor) for tensor in results} - found
+
+    def _told(self, leaf: Any) -> object:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if leaf.is_mkldnn:
+            return id(leaf)
+        where = None if _key(leaf) in self._made else _key(leaf)
+        return (where, leaf.storage_offset(), tuple(leaf.shape), leaf.stride(), leaf.dtype)
+
+
 class _Local(threading.local):
     """Of one thread. Python gives a dead thread's number to another; this one is its own."""
 
@@ -46,6 +72,7 @@ class _Local(threading.local):
         self.thread: Actor = f"thread {next(numbers)}"
         self.stream: Actor = COMPUTE
         self.is_unwatched = False
+        self.trace: Trace | None = None
 
 
 class CheckedEvent:
@@ -74,6 +101,7 @@ class CheckedDevice:
         self.clocks = Clocks()
         self._buffers: dict[int, Buffer] = {}
         self._faults: list[str] = []
+        self._captured: list[torch.Tensor] = []  # what each replay returns
         self._local = _Local(count())
         self._lock = threading.RLock()
 
@@ -96,6 +124,27 @@ class CheckedDevice:
         tensor = torch.empty(shape, dtype=dtype)
         self._adopt(tensor, Buffer(home=None, is_pinned=True))
         return tensor
+
+    def capture(self, work: Work) -> Work:
+        returned, captured = self._traced(work)
+        self._captured.append(returned)
+
+        def replay() -> torch.Tensor:
+            for each in self._captured:
+                each.fill_(torch.nan if each.is_floating_point() else -1)
+            result, again = self._traced(work)
+            if again.operations != captured.operations:
+                self._fail("a replay would not do what the work does now")
+            return returned.copy_(result)
+
+        return replay
+
+    def _traced(self, work: Work) -> tuple[torch.Tensor, Trace]:
+        trace = self._local.trace = Trace()
+        try:
+            return work(), trace
+        finally:
+            self._local.trace = None
 
     # ---- for tests, and for links that follow it -----------------------
 
@@ -148,18 +197,26 @@ class CheckedDevice:
             if name == LIFT:
                 self._adopt(tensors[0], Buffer(home=None))
             if func.is_view and name not in LOOKS:
-                return func(*args, **kwargs)
+                return self._noted(name, (args, kwargs), func(*args, **kwargs))
             is_ours = kwargs.get("device") == self.torch_device or any(map(self._is_ours, tensors))
             writes, access = _written(func, args, kwargs), None
             if is_ours:
                 self._expect_no_wait(name, tensors, args)
                 read = [each for each in tensors if each.dim() or self._is_ours(each)]
                 access = self._begin(self.stream, name, read, writes)
+            elif self._local.trace is not None:
+                self._fail(f"{name} on the host is not captured")
             else:
                 self._run_on_host(name, tensors, writes)
-            result = func(*args, **kwargs)
+            result = self._noted(name, (args, kwargs), func(*args, **kwargs))
             self._own_new(_tensors(result), access)
             return result
+
+    def _noted(self, name: str, given: Any, result: Any) -> Any:
+        """In what is being captured. A view may be a copy where that is needed."""
+        if self._local.trace is not None:
+            self._local.trace.note(name, given, _tensors(result))
+        return result
 
     def _begin(self, actor: Actor, what: str, reads: Tensors, writes: Tensors) -> Access:
         """Work that goes on behind this thread, which knows what comes before it."""
@@ -189,6 +246,8 @@ class CheckedDevice:
     def _expect_no_wait(self, name: str, tensors: Tensors, args: tuple[Any, ...]) -> None:
         """Raises OrderFault for what a GPU refuses, and for what makes its caller wait."""
         on_host = [tensor for tensor in tensors if not self._is_ours(tensor)]
+        if on_host and self._local.trace is not None:
+            self._fail(f"{name} takes a tensor of the host's, and would not see it change")
         is_copy = name in COPIES and bool(on_host)
         is_async = (
             is_copy and name == COPY and args[2:] == (True,) and self._buffer(on_host[0]).is_pinned
@@ -208,7 +267,7 @@ class CheckedDevice:
         return self._buffer(tensor).home is not None
 
     def _buffer(self, tensor: torch.Tensor) -> Buffer:
-        key = tensor.untyped_storage()._cdata
+        key = _key(tensor)
         if key not in self._buffers:
             self._adopt(tensor, Buffer(home=COMPUTE))
         return self._buffers[key]
@@ -217,7 +276,7 @@ class CheckedDevice:
         """What an operation made: memory of the current stream's, or of the host's."""
         home = self.stream if access else None
         for tensor in tensors:
-            if tensor.untyped_storage()._cdata not in self._buffers:
+            if _key(tensor) not in self._buffers:
                 self._adopt(tensor, Buffer(home=home, write=access))
 
     def _adopt(self, tensor: torch.Tensor, buffer: Buffer) -> None:
@@ -266,6 +325,10 @@ class _Watch(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         return self._device.run(func, args, kwargs or {})
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

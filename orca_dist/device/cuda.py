@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from orca_dist.device.seam import Event
+from orca_dist.device.seam import Event, Work
 
 
 class CudaDevice:
@@ -23,6 +23,8 @@ class CudaDevice:
         torch.cuda.set_device(self.torch_device)
         self._inbound = torch.cuda.Stream(self.torch_device)
         self._outbound = torch.cuda.Stream(self.torch_device)
+        self._capturing = torch.cuda.Stream(self.torch_device)  # the default one can't
+        self._pool = torch.cuda.graph_pool_handle()
 
     @property
     def free_bytes(self) -> int:
@@ -44,3 +46,26 @@ class CudaDevice:
 
     def pinned(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def capture(self, work: Work) -> Work:
+        """As a CUDA graph. Other threads may go on with the device: links do, and NCCL's own."""
+        self._warm_up(work)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._capturing, capture_error_mode="thread_local"
+        ):
+            result = work()
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return result
+
+        return replay
+
+    def _warm_up(self, work: Work) -> None:
+        """Once as it is: what is compiled or set up at its first use can't be captured."""
+        compute = torch.cuda.current_stream(self.torch_device)
+        self._capturing.wait_stream(compute)
+        with torch.cuda.stream(self._capturing):
+            work()
+        compute.wait_stream(self._capturing)

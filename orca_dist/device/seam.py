@@ -9,10 +9,13 @@ other. Two streams know nothing of each other but what events tell them. A copy 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
+
+Work = Callable[[], torch.Tensor]  # given to the current stream; what it returns is on the device
 
 
 class Event(Protocol):
@@ -71,6 +74,15 @@ class Device(Protocol):
         """Host memory that copies don't make the caller wait for.
 
         It may be dropped during a copy: torch gives it to nobody else before that is over.
+        """
+        ...
+
+    def capture(self, work: Work) -> Work:
+        """What does the same again each time it is called: the same operations on the same memory.
+
+        It sees no variable of the host's any more. All that is captured shares memory of its own,
+        so what a call returns is whole until the next call of any of them is given to the stream.
+        The work itself is done here once or more, and has to bear that; the caller may wait here.
         """
         ...
 

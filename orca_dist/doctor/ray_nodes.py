@@ -19,7 +19,7 @@ from orca_dist.doctor.facts import Link, NodeFacts, Question, RayPort, Room, Unh
 from orca_dist.doctor.nodes import Call
 from orca_dist.doctor.open_ray import ask_without_token
 from orca_dist.doctor.probe import Endpoint
-from orca_dist.engine.ray_address import check_reachable
+from orca_dist.engine.ray_address import check_joinable
 from orca_dist.errors import StartupError
 
 GATHER_TIMEOUT_S = 180.0  # the kernels may have to be compiled
@@ -96,7 +96,7 @@ def connected(address: str) -> Iterator[RayNodes]:
 
 
 def _connect(address: str) -> None:
-    check_reachable(address)
+    check_joinable(address)
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:

@@ -19,6 +19,7 @@ GIB = 2**30
 # As orca_kernels.triton.tiles cuts contexts; its import would bring torch.
 MAX_CUT_ROWS = 128  # of a request, times the query heads of a KV head
 CHUNK, MAX_CHUNKS = 512, 32  # tokens of a chunk at least; chunks of a context at most
+TILE_ROWS = 16  # of a program, times as many heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,35 @@ def activation_bytes(
     partial = _partial_bytes(spec, rows, sampled_rows, cut_len)
     head = sampled_rows * spec.vocab_size * (itemsize + 4) if has_head else 0
     return rows * widths * itemsize + max(mlp, partial) + head
+
+
+def graph_bytes(
+    spec: ModelSpec, *, rows: int, num_layers: int, itemsize: int, block_size: int
+) -> int:
+    """What a stage's graphs of decodes need beside the other activations (stage/graphs.py), about.
+
+    Memory of their own for what they compute, as for the longest contexts; input and tables of up
+    to `rows` rows; a scratch block of KV. What the driver keeps of each graph comes on top.
+    """
+    if not rows:
+        return 0
+    computed = activation_bytes(
+        spec,
+        rows=rows,
+        sampled_rows=rows,
+        itemsize=itemsize,
+        has_head=False,
+        cut_len=CHUNK * MAX_CHUNKS,
+    )
+    num_blocks = -(-spec.max_model_len // block_size)
+    num_tiles = MAX_CHUNKS * -(-spec.num_heads // spec.num_kv_heads // TILE_ROWS)
+    row_bytes = spec.hidden_size * itemsize + 8 * (2 + num_blocks) + 32 * num_tiles + 20
+    return computed + rows * row_bytes + num_layers * layer_block_bytes(spec, itemsize, block_size)
+
+
+def layer_block_bytes(spec: ModelSpec, itemsize: int, block_size: int) -> int:
+    """Of one KV block in one layer."""
+    return spec.kv_bytes_per_token(itemsize) // spec.num_layers * block_size
 
 
 def _partial_bytes(spec: ModelSpec, rows: int, num_requests: int, cut_len: int) -> int:

@@ -302,6 +302,7 @@ class Pipeline:
             block_size=config.block_size,
             inflight=config.inflight,
             num_token_ids=config.num_token_ids,
+            graph_rows=config.graph_rows,
         )
 
     def _settled_blocks(self) -> int:

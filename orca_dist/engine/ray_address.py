@@ -1,22 +1,85 @@
-"""Whether somebody answers at a Ray's address."""
+"""Whether the Ray at an address will have this process: somebody answers, and knows its token."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import os
 import socket
+from collections.abc import Sequence
+
+import grpc
 
 from orca_dist.errors import StartupError
 
 CONNECT_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 5.0
+CHECK_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # who is there; it changes nothing
+NO_PROXY = (("grpc.enable_http_proxy", 0),)
+
+Headers = Sequence[tuple[str, str]]
 
 
-def check_reachable(address: str) -> None:
-    """Raises StartupError; Ray itself would go on trying for a quarter of an hour."""
+def check_joinable(address: str) -> None:
+    """Before ray.init(address), which would go on trying for long; shows it the token, too.
+
+    Raises StartupError. Names such as auto are Ray's to find.
+    """
+    show_token()
     host, _, port = address.rpartition(":")
     if "://" in address or not port.isdecimal():
         return
+    _check_reachable(address, host, int(port))
+    _check_admitted(address)
+
+
+def show_token() -> None:
+    """As `ray start` does, and ray.init does not: where there is a token, it is shown.
+
+    A Ray that asks for none does not mind; RAY_AUTH_MODE=disabled keeps it.
+    """
+    with contextlib.suppress(ImportError):  # a Ray that knows no tokens yet
+        tokens = importlib.import_module("ray._private.authentication.authentication_token_setup")
+        loader = tokens.AuthenticationTokenLoader.instance()
+        if "RAY_AUTH_MODE" not in os.environ and loader.has_token(ignore_auth_mode=True):
+            tokens._enable_token_auth()
+
+
+def ask_head(address: str, headers: Headers = ()) -> grpc.RpcError | None:
+    """What the head at host:port has against somebody who shows these headers; None: nothing."""
+    with grpc.insecure_channel(address, options=NO_PROXY) as channel:
+        try:
+            channel.unary_unary(CHECK_ALIVE)(b"", timeout=ANSWER_TIMEOUT_S, metadata=headers)
+        except grpc.RpcError as error:
+            return error
+    return None
+
+
+def _check_reachable(address: str, host: str, port: int) -> None:
     try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+        socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise StartupError(
             f"no Ray answers at ray_address = {address}: {error}; `ray start --head` prints its own"
         ) from None
+
+
+def _check_admitted(address: str) -> None:
+    """A refused token; whatever else is wrong is for Ray to say."""
+    headers = _token_headers()
+    problem = ask_head(address, headers)
+    if problem is not None and problem.code() is grpc.StatusCode.UNAUTHENTICATED:
+        refused = "the token of this process" if headers else "who has no token"
+        raise StartupError(
+            f"the Ray at ray_address = {address} refuses {refused}: give it the one that the nodes "
+            "were started with, in ~/.ray/auth_token or RAY_AUTH_TOKEN"
+        )
+
+
+def _token_headers() -> Headers:
+    with contextlib.suppress(ImportError):
+        tokens = importlib.import_module("ray._private.authentication.authentication_token_setup")
+        loader = tokens.AuthenticationTokenLoader.instance()
+        if loader.has_token(ignore_auth_mode=True):
+            return tuple(loader.get_token_for_http_header().items())
+    return ()

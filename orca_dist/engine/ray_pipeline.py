@@ -34,7 +34,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from orca_dist.bootstrap import StageBootstrap
 from orca_dist.engine.last_lines import tell_end_of_file
 from orca_dist.engine.placing import NodeRoom, bundle_told, bundles_of_stages, nodes_told
-from orca_dist.engine.ray_address import check_reachable
+from orca_dist.engine.ray_address import check_joinable
 from orca_dist.engine.stages import OnDeath
 from orca_dist.errors import OrcaError, StartupError
 
@@ -171,8 +171,7 @@ class RayPlacement:
         try:
             with _sigterm_kept():
                 if self._config.address:
-                    check_reachable(self._config.address)
-                    _show_token()
+                    check_joinable(self._config.address)
                     ray.init(address=self._config.address, **quiet)
                 else:
                     self._start_private(quiet)
@@ -269,18 +268,6 @@ def _rooms() -> list[NodeRoom]:
         for node in ray.nodes()
         if node["Alive"]
     ]
-
-
-def _show_token() -> None:
-    """As `ray start` does, and ray.init does not: where there is a token, it is shown.
-
-    A Ray that asks for none does not mind; RAY_AUTH_MODE=disabled keeps it.
-    """
-    with contextlib.suppress(ImportError):  # a Ray that knows no tokens yet
-        tokens = importlib.import_module("ray._private.authentication.authentication_token_setup")
-        loader = tokens.AuthenticationTokenLoader.instance()
-        if "RAY_AUTH_MODE" not in os.environ and loader.has_token(ignore_auth_mode=True):
-            tokens._enable_token_auth()
 
 
 def _tell_last_lines(stage: int, place: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher, LogConfig, Split, Switch
 from orca_dist.core import split_layers
-from orca_dist.engine.kv_size import activation_bytes
+from orca_dist.engine.kv_size import activation_bytes, graph_bytes, layer_block_bytes
 from orca_dist.engine.stages import PipelineConfig
 from orca_dist.errors import ConfigError
 from orca_dist.spec import ModelSpec, RopeType
@@ -18,6 +18,7 @@ MEMORY_SHARES = {DeviceKind.CPU: 0.25, DeviceKind.CUDA: 0.9}
 
 log = logging.getLogger(__name__)
 
+MAX_GRAPH_ROWS = 256  # of a batch; beyond it kernels take longer than their launches
 ITEMSIZE = {Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2}
 FAST_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 
@@ -50,11 +51,10 @@ def settle(
         block_size=config.block_size,
         num_blocks=config.kv_tokens and -(-config.kv_tokens // config.block_size),
         max_blocks=_max_blocks(spec, config),
-        layer_block_bytes=spec.kv_bytes_per_token(ITEMSIZE[dtype])
-        // spec.num_layers
-        * config.block_size,
+        layer_block_bytes=layer_block_bytes(spec, ITEMSIZE[dtype], config.block_size),
         memory_share=config.memory_share or MEMORY_SHARES[device],
         activation_bytes=_activation_bytes(spec, config, layers, device, dtype),
+        graph_rows=_graph_rows(config, device),
         inflight=config.inflight or config.stages,
         num_token_ids=min(spec.vocab_size, num_token_ids or spec.vocab_size),
         start_timeout_s=config.start_timeout_s,
@@ -186,8 +186,22 @@ def _activation_bytes(
             has_head=each.stop == spec.num_layers,
             cut_len=longest if device is DeviceKind.CUDA else 0,
         )
+        + graph_bytes(
+            spec,
+            rows=_graph_rows(config, device),
+            num_layers=len(each),
+            itemsize=ITEMSIZE[dtype],
+            block_size=config.block_size,
+        )
         for each in layers
     )
+
+
+def _graph_rows(config: EngineConfig, device: DeviceKind) -> int:
+    """Of the largest batch of decodes that runs as a graph."""
+    if device is DeviceKind.CPU or config.cuda_graphs is Switch.OFF:
+        return 0
+    return min(config.max_batch_size, MAX_GRAPH_ROWS)
 
 
 def _max_blocks(spec: ModelSpec, config: EngineConfig) -> int:

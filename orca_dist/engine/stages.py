@@ -70,7 +70,8 @@ class PipelineConfig:
 
     num_blocks: KV blocks; None: as many as `memory_share` of what weights and activations leave
     holds where it is tightest, at `layer_block_bytes` a block and layer, and no more than
-    `max_blocks`. activation_bytes: of each stage, as estimated.
+    `max_blocks`. activation_bytes: of each stage, as estimated, with what its graphs need; they
+    are for decodes of at most `graph_rows` rows, 0: there are none.
     """
 
     model: str
@@ -86,6 +87,7 @@ class PipelineConfig:
     layer_block_bytes: int
     memory_share: float
     activation_bytes: tuple[int, ...]
+    graph_rows: int
     inflight: int
     num_token_ids: int
     start_timeout_s: float

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from orca_kernels import AttentionContext, Kernels, Linear, Rotation
+from orca_kernels import Activation, AttentionContext, Kernels, Linear, Rotation
 
-from orca_dist.models.layers import Rotary, scaled
+from orca_dist.models.layers import Rotary, cap_logits, rounded, scaled
 from orca_dist.models.rope import inverse_frequencies
-from orca_dist.spec import ModelSpec, NormPlacement
+from orca_dist.spec import ModelSpec
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -29,24 +29,29 @@ class KVCache(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One decoder layer; q/k/v and gate/up are fused. `window` in positions; None: it sees all."""
+    """One decoder layer; q/k/v and gate/up are fused. `window` in positions; None: it sees all.
 
-    attention_norm: torch.Tensor
+    A norm is of what goes into attention or MLP, an out_norm of what comes out.
+    """
+
+    attention_norm: torch.Tensor | None
     qkv: Linear
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     o: Linear
-    mlp_norm: torch.Tensor
+    attention_out_norm: torch.Tensor | None
+    mlp_norm: torch.Tensor | None
     gate_up: Linear
     down: Linear
+    mlp_out_norm: torch.Tensor | None
     window: int | None
     is_rotated: bool
 
     @property
     def held(self) -> tuple[Linear | torch.Tensor | None, ...]:
         """All that takes memory."""
-        norms = (self.attention_norm, self.q_norm, self.k_norm, self.mlp_norm)
-        return (*norms, self.qkv, self.o, self.gate_up, self.down)
+        norms = (self.attention_norm, self.attention_out_norm, self.mlp_norm, self.mlp_out_norm)
+        return (*norms, self.q_norm, self.k_norm, self.qkv, self.o, self.gate_up, self.down)
 
 
 class Decoder:
@@ -68,11 +73,14 @@ class Decoder:
         self._embed = weights.get("embed")
         self._final_norm = weights.get("final_norm")
         self._lm_head = kernels.linear(weights["lm_head"]) if "lm_head" in weights else None
+        self._activation = Activation(spec.activation)
+        multiplier = spec.embedding_multiplier
+        self._multiplier = rounded(multiplier, dtype) if spec.rounds_multiplier else multiplier
         self._rotary = Rotary(
             inverse_frequencies(spec.rope, spec.head_dim),
             max_len=spec.max_model_len,
             scale=spec.rope.attention_factor,
-            dtype=torch.float32 if spec.rounds_late else dtype,
+            dtype=torch.float32 if spec.rotates_wide else dtype,
             device=device,
         )
 
@@ -93,7 +101,7 @@ class Decoder:
     def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
         """First stage: [T] -> [T, H]."""
         assert self._embed is not None, "only the first stage holds the embedding"
-        return scaled(self._embed[token_ids_T], self.spec.embedding_multiplier)
+        return scaled(self._embed[token_ids_T], self._multiplier)
 
     def forward(
         self,
@@ -110,10 +118,10 @@ class Decoder:
             on_layer()
             x_TH, normed = self._before(x_TH, y_TH, layer.attention_norm)
             y_TH = self._attention(normed, layer, rotation, cache.layer(index), context)
-            y_TH = self._after(y_TH, layer.attention_norm)
+            y_TH = self._after(y_TH, layer.attention_out_norm)
             x_TH, normed = self._before(x_TH, y_TH, layer.mlp_norm)
-            y_TH = layer.down(self._kernels.silu_mul(layer.gate_up(normed)))
-            y_TH = self._after(y_TH, layer.mlp_norm)
+            y_TH = layer.down(self._kernels.gate_mul(layer.gate_up(normed), self._activation))
+            y_TH = self._after(y_TH, layer.mlp_out_norm)
         return x_TH if y_TH is None else x_TH + y_TH
 
     def logits(self, x_RH: torch.Tensor) -> torch.Tensor:
@@ -121,31 +129,42 @@ class Decoder:
         assert self._lm_head is not None, "only the last stage holds the head"
         assert self._final_norm is not None
         logits_RV = self._lm_head(self._norm(x_RH, self._final_norm)).float()
-        return scaled(logits_RV, 1.0 / self.spec.logits_divisor)
+        logits_RV = scaled(logits_RV, 1.0 / self.spec.logits_divisor)
+        softcap = self.spec.logits_softcap
+        return logits_RV if softcap is None else cap_logits(logits_RV, softcap)
 
     def _norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor) -> torch.Tensor:
         spec = self.spec
         return self._kernels.rms_norm(
-            x_TH, weight_H, spec.rms_norm_eps, rounds_late=spec.rounds_late
+            x_TH,
+            weight_H,
+            spec.rms_norm_eps,
+            rounds_late=spec.rounds_late,
+            adds_one=spec.norm_adds_one,
         )
 
     def _before(
-        self, x_TH: torch.Tensor, y_TH: torch.Tensor | None, weight_H: torch.Tensor
+        self, x_TH: torch.Tensor, y_TH: torch.Tensor | None, weight_H: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual stream, with what is still to be added; what goes into attention or MLP."""
         spec = self.spec
-        if spec.norms is not NormPlacement.BEFORE:
+        if weight_H is None:
             x_TH = x_TH if y_TH is None else x_TH + y_TH
             return x_TH, x_TH
         if y_TH is None:
             return x_TH, self._norm(x_TH, weight_H)
         return self._kernels.add_rms_norm(
-            x_TH, y_TH, weight_H, spec.rms_norm_eps, rounds_late=spec.rounds_late
+            x_TH,
+            y_TH,
+            weight_H,
+            spec.rms_norm_eps,
+            rounds_late=spec.rounds_late,
+            adds_one=spec.norm_adds_one,
         )
 
-    def _after(self, y_TH: torch.Tensor, weight_H: torch.Tensor) -> torch.Tensor:
+    def _after(self, y_TH: torch.Tensor, weight_H: torch.Tensor | None) -> torch.Tensor:
         """What attention or MLP adds to its input."""
-        y_TH = self._norm(y_TH, weight_H) if self.spec.norms is NormPlacement.AFTER else y_TH
+        y_TH = y_TH if weight_H is None else self._norm(y_TH, weight_H)
         return scaled(y_TH, self.spec.residual_multiplier)
 
     def _attention(
@@ -165,7 +184,12 @@ class Decoder:
         rotated = rotation if layer.is_rotated else None
         q_TND = self._kernels.rotate_and_write(q_TND, k_TMD, v_TMD, rotated, *cache, context)
         out_TND = self._kernels.paged_attention(
-            q_TND, *cache, context, spec.attention_scale, layer.window
+            q_TND,
+            *cache,
+            context,
+            spec.attention_scale,
+            layer.window,
+            spec.attention_softcap,
         )
         return layer.o(out_TND.flatten(1))
 
@@ -179,14 +203,16 @@ class Decoder:
         spec = self.spec
         prefix = f"layers.{index}."
         return Layer(
-            attention_norm=weights[prefix + "attention_norm"],
+            attention_norm=weights.get(prefix + "attention_norm"),
             qkv=self._fused(weights, prefix, "q", "k", "v"),
             q_norm=weights.get(prefix + "q_norm"),
             k_norm=weights.get(prefix + "k_norm"),
             o=self._fused(weights, prefix, "o"),
-            mlp_norm=weights[prefix + "mlp_norm"],
+            attention_out_norm=weights.get(prefix + "attention_out_norm"),
+            mlp_norm=weights.get(prefix + "mlp_norm"),
             gate_up=self._fused(weights, prefix, "gate", "up"),
             down=self._fused(weights, prefix, "down"),
+            mlp_out_norm=weights.get(prefix + "mlp_out_norm"),
             window=spec.window(index),
             is_rotated=spec.is_rotated(index),
         )

@@ -1,9 +1,11 @@
-"""What a decoder does around its kernels: multipliers, and each position's rotation.
+"""What a decoder does around its kernels: multipliers, caps, and each position's rotation.
 
-Shapes: T rows of the batch, D head size.
+Shapes: T rows of the batch, D head size, R rows that sample, V vocabulary.
 """
 
 from __future__ import annotations
+
+from math import frexp, ldexp
 
 import torch
 from orca_kernels import Rotation
@@ -12,6 +14,18 @@ from orca_kernels import Rotation
 def scaled(x_TH: torch.Tensor, factor: float) -> torch.Tensor:
     """x * factor, free of cost where that is x."""
     return x_TH if factor == 1.0 else x_TH * factor
+
+
+def rounded(factor: float, dtype: torch.dtype) -> float:
+    """To the nearest number that the type holds, ties to even; factor > 0."""
+    mantissa, exponent = frexp(factor)
+    steps = 2 / torch.finfo(dtype).eps  # of a mantissa, which is in [1/2, 1)
+    return ldexp(round(mantissa * steps) / steps, exponent)
+
+
+def cap_logits(logits_RV: torch.Tensor, softcap: float) -> torch.Tensor:
+    """softcap * tanh(logits / softcap), in place."""
+    return logits_RV.div_(softcap).tanh_().mul_(softcap)
 
 
 class Rotary:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orca_dist.spec import ModelSpec, QkNorm
+from orca_dist.spec import ModelSpec, NormPlacement, QkNorm
 
 GPT_VOCAB = 50257  # of GPT-2's and GPT-3's tokenizer
 
@@ -71,13 +71,14 @@ def shape_of(spec: ModelSpec) -> ModelShape:
 
 
 def _layer_vectors(spec: ModelSpec) -> int:
-    """Two norms of the hidden size, those of queries and keys, and biases."""
+    """Norms of the hidden size, those of queries and keys, and biases."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     qk_norms = {QkNorm.NONE: 0, QkNorm.HEAD: 2 * spec.head_dim, QkNorm.FULL: q_size + kv_size}
     outputs = {"q": q_size, "k": kv_size, "v": kv_size, "o": hidden}
     outputs |= {"gate": inner, "up": inner, "down": hidden}
-    return 2 * hidden + qk_norms[spec.qk_norm] + sum(outputs[name] for name in spec.biases)
+    num_norms = 4 if spec.norms is NormPlacement.BOTH else 2
+    return num_norms * hidden + qk_norms[spec.qk_norm] + sum(outputs[name] for name in spec.biases)
 
 
 def gpt_shape(num_layers: int, hidden_size: int, *, head_dim: int = 128) -> ModelShape:

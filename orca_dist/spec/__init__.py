@@ -1,6 +1,13 @@
 """A model's shapes and rules, from Hugging Face's config.json. Pure: no torch, no tensor."""
 
-from orca_dist.spec.families import ATTENTION, FAMILIES, MLP, NormPlacement, QkNorm
+from orca_dist.spec.families import (
+    ATTENTION,
+    FAMILIES,
+    MLP,
+    Activation,
+    NormPlacement,
+    QkNorm,
+)
 from orca_dist.spec.model import ModelSpec, load_spec, parse_spec, refuse_adapter, token_ids
 from orca_dist.spec.rope import RopeSpec, RopeType, parse_rope
 
@@ -8,6 +15,7 @@ __all__ = [
     "ATTENTION",
     "FAMILIES",
     "MLP",
+    "Activation",
     "ModelSpec",
     "NormPlacement",
     "QkNorm",

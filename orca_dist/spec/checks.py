@@ -24,6 +24,11 @@ def positive(values: Mapping[str, Any], key: str) -> float:
     return float(value)
 
 
+def positive_or_none(values: Mapping[str, Any], key: str) -> float | None:
+    """As `positive`; None where the value is null."""
+    return None if values.get(key) is None else positive(values, key)
+
+
 def positive_int_or(values: Mapping[str, Any], key: str, otherwise: int) -> int:
     """As `positive_int`; `otherwise` where the value is null."""
     return otherwise if values.get(key) is None else positive_int(values, key)

@@ -27,10 +27,18 @@ class QkNorm(StrEnum):
 
 
 class NormPlacement(StrEnum):
-    """Where attention and MLP are normalised: what goes in, or what comes out."""
+    """Where attention and MLP are normalised: what goes in, what comes out, or both."""
 
     BEFORE = "before"
     AFTER = "after"
+    BOTH = "both"
+
+
+class Activation(StrEnum):
+    """What the MLP's gate goes through, by the kernels' own names."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_tanh"
 
 
 class Windows(StrEnum):
@@ -39,22 +47,30 @@ class Windows(StrEnum):
     ALL = "all"
     UPPER = "upper"  # those from max_window_layers on
     UNROTATED = "unrotated"  # those without rotary embedding
+    EVEN = "even"  # every other one, from the first on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """`biases` name the projections that always have one.
+    """`biases` name the projections that always have one. `activation` is (key, value if left out).
 
-    `rounds_late`: norms are weighted and heads rotated in fp32, and only then rounded.
+    `rounds_late`: norms are weighted in fp32, and only then rounded. `norm_adds_one`: it is a
+    norm's weight + 1 that is multiplied by. `rotates_wide`: heads are rotated in fp32, and only
+    then rounded. `embeds_by_root`: embeddings are multiplied by the root of the hidden size,
+    rounded to the type that the model runs in.
     """
 
     keys: Keys = field(default_factory=dict)
     rope_theta: float = 10000.0
+    activation: tuple[str, str] = ("hidden_act", "silu")
     biases: tuple[str, ...] = ()
     qk_norm: QkNorm = QkNorm.NONE
     norms: NormPlacement = NormPlacement.BEFORE
     windows: Windows = Windows.ALL
     rounds_late: bool = False
+    norm_adds_one: bool = False
+    rotates_wide: bool = False
+    embeds_by_root: bool = False
 
     def read(self, config: Keys) -> dict[str, Any]:
         """Every key that any family may read, with the value that it has for this one."""
@@ -79,8 +95,12 @@ _WITHOUT: Keys = {
     "no_rope_layer_interval": None,
     "embedding_multiplier": 1.0,
     "attention_multiplier": None,
+    "query_pre_attn_scalar": None,
     "residual_multiplier": 1.0,
     "logits_scaling": 1.0,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "use_bidirectional_attention": None,
 }
 _BIASES: Keys = {"attention_bias": False, "mlp_bias": False}
 _QWEN: Keys = {
@@ -134,5 +154,26 @@ FAMILIES: Mapping[str, Family] = {
         qk_norm=QkNorm.FULL,
         norms=NormPlacement.AFTER,
         rounds_late=True,
+        rotates_wide=True,
+    ),
+    "gemma2": Family(
+        keys={
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 8192,
+            "tie_word_embeddings": True,
+            "attention_bias": False,
+            "sliding_window": 4096,
+            "query_pre_attn_scalar": 256,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "use_bidirectional_attention": None,
+        },
+        activation=("hidden_activation", "gelu_pytorch_tanh"),
+        norms=NormPlacement.BOTH,
+        windows=Windows.EVEN,
+        rounds_late=True,
+        norm_adds_one=True,
+        embeds_by_root=True,
     ),
 }

@@ -52,6 +52,8 @@ def _made(
 ) -> tuple[int, ...]:
     if windows is Windows.UNROTATED:
         return unrotated
+    if windows is Windows.EVEN:
+        return tuple(range(0, num_layers, 2))
     first = keys["max_window_layers"] if windows is Windows.UPPER else 0
     if not isinstance(first, int) or first < 0:
         raise ModelError(f"config.json: max_window_layers = {first!r}: needs a whole number")

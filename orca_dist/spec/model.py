@@ -5,14 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import sqrt
 from pathlib import Path
 
 from orca_dist.errors import ModelError
-from orca_dist.spec.checks import one_of, positive, positive_int, positive_int_or
+from orca_dist.spec.checks import (
+    one_of,
+    positive,
+    positive_int,
+    positive_int_or,
+    positive_or_none,
+)
 from orca_dist.spec.families import (
     ATTENTION,
     FAMILIES,
     MLP,
+    Activation,
     Family,
     Keys,
     NormPlacement,
@@ -21,7 +29,11 @@ from orca_dist.spec.families import (
 from orca_dist.spec.layers import sliding_layers, unrotated_layers
 from orca_dist.spec.rope import RopeSpec, parse_rope
 
-SUPPORTED_ACTIVATIONS = ("silu", "swish")
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+}
 ADAPTER_FILE = "adapter_config.json"
 
 
@@ -31,7 +43,9 @@ class ModelSpec:
 
     `biases` name the projections that have one. Layers are named by their index in the
     whole model: `sliding_layers` see the last `sliding_window` positions only, and
-    `unrotated_layers` have no rotary embedding. `rounds_late`: see Family.
+    `unrotated_layers` have no rotary embedding. A softcap bounds scores or logits to
+    cap * tanh(x / cap); None: there is none. `rounds_multiplier`: the embedding's is rounded to the
+    type that the model runs in. `rounds_late` and those below it: see Family.
     """
 
     model_type: str
@@ -49,14 +63,20 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     dtype: str
     attention_scale: float
+    attention_softcap: float | None = None
+    logits_softcap: float | None = None
+    activation: Activation = Activation.SILU
     biases: tuple[str, ...] = ()
     qk_norm: QkNorm = QkNorm.NONE
     norms: NormPlacement = NormPlacement.BEFORE
     rounds_late: bool = False
+    norm_adds_one: bool = False
+    rotates_wide: bool = False
     sliding_window: int | None = None
     sliding_layers: tuple[int, ...] = ()
     unrotated_layers: tuple[int, ...] = ()
     embedding_multiplier: float = 1.0
+    rounds_multiplier: bool = False
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
 
@@ -108,14 +128,16 @@ def parse_spec(config: Keys) -> ModelSpec:
     _refuse_unsupported(config)
     family = FAMILIES[config["model_type"]]
     keys = family.read(config)
+    _refuse_bidirectional(keys)
     heads, head_dim = _heads(config, keys)
+    hidden_size = positive_int(config, "hidden_size")
     num_layers = positive_int(config, "num_hidden_layers")
     max_len = positive_int(keys, "max_position_embeddings")
     unrotated = unrotated_layers(keys, num_layers)
     return ModelSpec(
         model_type=config["model_type"],
         num_layers=num_layers,
-        hidden_size=positive_int(config, "hidden_size"),
+        hidden_size=hidden_size,
         intermediate_size=positive_int(config, "intermediate_size"),
         num_heads=heads,
         num_kv_heads=_kv_heads(keys, heads),
@@ -127,17 +149,23 @@ def parse_spec(config: Keys) -> ModelSpec:
         tie_word_embeddings=bool(keys["tie_word_embeddings"]),
         eos_token_ids=token_ids(config.get("eos_token_id")),
         dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
-        attention_scale=_attention_scale(keys, head_dim),
+        attention_scale=_attention_scale(family, keys, head_dim),
+        attention_softcap=positive_or_none(keys, "attn_logit_softcapping"),
+        logits_softcap=positive_or_none(keys, "final_logit_softcapping"),
+        activation=_activation(config, family),
         biases=_biases(family, keys),
         qk_norm=family.qk_norm,
         norms=family.norms,
         rounds_late=family.rounds_late,
+        norm_adds_one=family.norm_adds_one,
+        rotates_wide=family.rotates_wide,
         sliding_window=_window(keys),
         sliding_layers=sliding_layers(
             keys, config.get("layer_types"), num_layers, family.windows, unrotated
         ),
         unrotated_layers=unrotated,
-        embedding_multiplier=positive(keys, "embedding_multiplier"),
+        embedding_multiplier=_embedding_multiplier(family, keys, hidden_size),
+        rounds_multiplier=family.embeds_by_root,
         residual_multiplier=positive(keys, "residual_multiplier"),
         logits_divisor=positive(keys, "logits_scaling"),
     )
@@ -160,10 +188,23 @@ def _kv_heads(keys: Keys, heads: int) -> int:
     return kv_heads
 
 
-def _attention_scale(keys: Keys, head_dim: int) -> float:
+def _attention_scale(family: Family, keys: Keys, head_dim: int) -> float:
+    if "query_pre_attn_scalar" in family.keys:
+        return float(positive(keys, "query_pre_attn_scalar") ** -0.5)
     if keys["attention_multiplier"] is None:
         return float(head_dim**-0.5)
     return positive(keys, "attention_multiplier")
+
+
+def _embedding_multiplier(family: Family, keys: Keys, hidden_size: int) -> float:
+    return sqrt(hidden_size) if family.embeds_by_root else positive(keys, "embedding_multiplier")
+
+
+def _activation(config: Keys, family: Family) -> Activation:
+    key, otherwise = family.activation
+    name = config.get(key, otherwise)
+    one_of(key, name, ACTIVATIONS)
+    return ACTIVATIONS[name]
 
 
 def _biases(family: Family, keys: Keys) -> tuple[str, ...]:
@@ -188,7 +229,6 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
 def _refuse_unsupported(config: Keys) -> None:
     _refuse_other_inputs(config)
     one_of("model_type", config.get("model_type"), FAMILIES)
-    one_of("hidden_act", config.get("hidden_act", "silu"), SUPPORTED_ACTIVATIONS)
     _refuse_quantised(config)
 
 
@@ -199,6 +239,15 @@ def _refuse_other_inputs(config: Keys) -> None:
                 f"config.json: {key}: models that take more than text can't be served; "
                 "give the folder of a text model"
             )
+
+
+def _refuse_bidirectional(keys: Keys) -> None:
+    key = "use_bidirectional_attention"
+    if keys[key]:
+        raise ModelError(
+            f"config.json: {key} = {keys[key]!r} is not supported: needs a model whose tokens see "
+            "only what comes before them"
+        )
 
 
 def _refuse_quantised(config: Keys) -> None:

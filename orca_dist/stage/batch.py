@@ -7,16 +7,20 @@ never decided here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from orca_kernels import AttentionContext
 
 from orca_dist.device.seam import PASSED
-from orca_dist.device.staging import Uploads
+from orca_dist.device.staging import Upload, Uploads
 from orca_dist.proto.v1.control_pb2 import Admit, Plan, Sampling
 from orca_dist.transport.channel import Arrival
+
+if TYPE_CHECKING:
+    from orca_kernels.triton.tiles import Tiles
 
 
 @dataclass(slots=True)
@@ -47,10 +51,43 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Padding:
+    """What a batch of decodes gets beside its own so that a graph can take it (graphs.py).
+
+    num_rows: of the batch and its padding. tiles: attention's tables for both, still on the host;
+    their sizes and num_rows tell which graph it is. The others go to the device, int64: positions,
+    slots and blocks behind the batch's own, and the tiles as `tables`.
+    """
+
+    num_rows: int
+    tiles: Tiles
+    positions: torch.Tensor
+    slots: torch.Tensor
+    tables: torch.Tensor
+    blocks: torch.Tensor
+
+
+# From starts, lengths, and how many blocks each has. None: no graph takes such a batch.
+Pad = Callable[[Sequence[int], Sequence[int], Sequence[int]], Padding | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphInput:
+    """All that a graph reads of a batch but its rows of x, as it comes to the device in one piece.
+
+    Positions, slots, attention's tables, blocks: each the batch's own, and its padding.
+    """
+
+    padding: Padding
+    tables_N: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PackedBatch:
     """T = ΣL rows: the entries of a plan back to back, initiations and increments alike.
 
     `sampled_rows_R`: the rows of all that is sampled. `tables` is the arrival of every tensor.
+    `graph`: the same once more for a graph, where one takes it.
     """
 
     token_ids_T: torch.Tensor
@@ -59,6 +96,7 @@ class PackedBatch:
     sampled: list[Sampled]
     sampled_rows_R: torch.Tensor
     tables: Arrival = PASSED
+    graph: GraphInput | None = None
 
     @property
     def num_rows(self) -> int:
@@ -68,7 +106,11 @@ class PackedBatch:
 class RequestTable:
     """The requests that plans have introduced to this stage."""
 
-    def __init__(self, *, block_size: int, max_len: int, uploads: Uploads) -> None:
+    def __init__(
+        self, *, block_size: int, max_len: int, uploads: Uploads, pad: Pad | None = None
+    ) -> None:
+        self._pad = pad
+        self._nothing = torch.empty(0, dtype=torch.int64)
         self._block_size = block_size
         self._positions = torch.arange(max_len)
         self._offsets = torch.arange(block_size)
@@ -96,16 +138,22 @@ class RequestTable:
         pairs = list(zip(requests, spans, strict=True))
         token_ids = [token for request, span in pairs for token in request.tokens[span]]
         sampled = self._sampled(plan)
+        num_blocks = [len(request.blocks) for request in requests]
+        padding = self._pad(plan.starts, plan.lengths, num_blocks) if self._pad else None
         upload = self._uploads.send(
             [
-                torch.tensor(token_ids),
                 torch.cat([self._positions[span] for span in spans]),
+                padding.positions if padding else self._nothing,
                 torch.cat([request.slots[span] for request, span in pairs]),
-                torch.tensor([row for entry in sampled for row in entry.rows], dtype=torch.int64),
+                padding.slots if padding else self._nothing,
+                padding.tables if padding else self._nothing,
                 *(request.blocks for request in requests),
+                padding.blocks if padding else self._nothing,
+                torch.tensor(token_ids),
+                torch.tensor([row for entry in sampled for row in entry.rows], dtype=torch.int64),
             ]
         )
-        token_ids_T, positions_T, slots_T, sampled_rows_R, *blocks = upload.tables
+        positions_T, _, slots_T, _, _, *blocks, _, token_ids_T, sampled_rows_R = upload.tables
         return PackedBatch(
             token_ids_T=token_ids_T,
             positions_T=positions_T,
@@ -118,6 +166,7 @@ class RequestTable:
             sampled=sampled,
             sampled_rows_R=sampled_rows_R,
             tables=upload,
+            graph=None if padding is None else _graph_input(padding, upload),
         )
 
     def _introduce(self, admit: Admit) -> StageRequest:
@@ -156,6 +205,12 @@ class RequestTable:
                 )
             )
         return sampled
+
+
+def _graph_input(padding: Padding, upload: Upload) -> GraphInput:
+    """All of an upload but its last two tables."""
+    num = sum(len(table) for table in upload.tables[:-2])
+    return GraphInput(padding=padding, tables_N=upload.flat_N[:num])
 
 
 def _dealt(

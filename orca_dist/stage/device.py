@@ -10,8 +10,8 @@ from orca_dist.device.seam import Device
 from orca_dist.errors import ConfigError
 
 
-def make_device(name: str, index: int = 0) -> Device:
-    """`cpu`, or `cuda`: of the GPUs that this process sees, which is one for a stage."""
+def make_device(name: str) -> Device:
+    """`cpu` or `cuda` (the one GPU that the launcher gave this stage)."""
     if name == "cpu":
         return CpuDevice()
     if not torch.cuda.is_available():
@@ -19,4 +19,4 @@ def make_device(name: str, index: int = 0) -> Device:
             f"device = {name}: this torch ({torch.__version__}) sees no CUDA device here; "
             "choose device = cpu, or see to driver and torch build"
         )
-    return CudaDevice(index)
+    return CudaDevice()

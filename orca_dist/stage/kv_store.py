@@ -15,7 +15,10 @@ from orca_dist.spec import ModelSpec
 
 
 class KVStore:
-    """Shapes: B blocks of S slots, M KV heads of size D."""
+    """Shapes: B blocks of S slots, M KV heads of size D.
+
+    `num_scratch` blocks come behind the `num_blocks` that requests may have: they belong to nobody.
+    """
 
     def __init__(
         self,
@@ -23,13 +26,14 @@ class KVStore:
         spec: ModelSpec,
         layers: Iterable[int],
         num_blocks: int,
+        num_scratch: int = 0,
         block_size: int,
         kernels: Kernels,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.num_blocks = num_blocks
-        shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
+        shape = (num_blocks + num_scratch, block_size, spec.num_kv_heads, spec.head_dim)
         self._layers = {index: kernels.empty_kv(*shape, dtype, device) for index in layers}
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -33,6 +33,7 @@ from orca_dist.proto.v1.control_pb2 import (
 from orca_dist.spec import ModelSpec
 from orca_dist.stage.batch import PackedBatch, RequestTable, Sampled
 from orca_dist.stage.device import make_device
+from orca_dist.stage.graphs import DecodeGraphs, tiles_maker
 from orca_dist.stage.kv_store import KVStore
 from orca_dist.stage.sampler import sample_row
 from orca_dist.stage.trace import StagePhase, StageTrace, TraceRow
@@ -68,9 +69,10 @@ class StageWorker:
     after plan, end().
 
     `look_ahead` is called before each layer: there the next plan may be taken in, so that its
-    input arrives while this one's layers are computed.
+    input arrives while this one's layers are computed. Decodes may run as graphs (graphs.py): all
+    layers are one call then, and it is called before and after that.
 
-    Workers of several epochs share weights, KV memory and trace; `_turn` lets one of them
+    Workers of several epochs share weights, KV memory, graphs and trace; `_turn` lets one of them
     compute at a time, and one whose epoch is over stops at the next layer, so that a
     thread which was stuck in the old epoch can't write into the new one's KV.
     """
@@ -84,6 +86,7 @@ class StageWorker:
     _decoder: Decoder
     _table: RequestTable
     _cache: KVStore | None
+    _graphs: DecodeGraphs | None
 
     def __init__(self, *, host: str) -> None:
         self.host = host
@@ -96,7 +99,7 @@ class StageWorker:
         self._previous: Channel | None = None
         self._next: Channel | None = None
         self._made: list[Channel] = []  # links that end() aborts
-        self._cache = None
+        self._cache = self._graphs = None
         self._turn = threading.Lock()
         self._over = threading.Event()
 
@@ -165,21 +168,41 @@ class StageWorker:
         setup = self._setup
         self._previous, self._next = previous, following
         self.trace.enter(StagePhase.IDLE)  # what the last epoch was stuck in is over
+        if self._cache is None or self._cache.num_blocks != num_blocks:
+            self._make_cache(num_blocks)
         self._table = RequestTable(
             block_size=setup.block_size,
             max_len=self._spec.max_model_len,
             uploads=Uploads(self._device, num_buffers=setup.inflight + 1),
+            pad=None if self._graphs is None else self._graphs.pad,
         )
         self.num_requests = 0
-        if self._cache is None or self._cache.num_blocks != num_blocks:
-            self._cache = KVStore(
-                spec=self._spec,
-                layers=self._layers,
-                num_blocks=num_blocks,
-                block_size=setup.block_size,
-                kernels=self._kernels,
+
+    def _make_cache(self, num_blocks: int) -> None:
+        """KV memory, and graphs over it where this stage is to have some and its kernels can."""
+        setup, device = self._setup, self._device
+        make_tiles = tiles_maker(self._spec, self._kernels, self._dtype, setup.graph_rows)
+        self._graphs = None
+        self._cache = KVStore(
+            spec=self._spec,
+            layers=self._layers,
+            num_blocks=num_blocks,
+            num_scratch=0 if make_tiles is None else 1,
+            block_size=setup.block_size,
+            kernels=self._kernels,
+            dtype=self._dtype,
+            device=device.torch_device,
+        )
+        if make_tiles is not None:
+            self._graphs = DecodeGraphs(
+                device=device,
+                decoder=self._decoder,
+                cache=self._cache,
+                make_tiles=make_tiles,
                 dtype=self._dtype,
-                device=self._device.torch_device,
+                max_rows=setup.graph_rows,
+                max_blocks=-(-self._spec.max_model_len // setup.block_size),
+                block_size=setup.block_size,
             )
 
     def _settle_interface(self, link: str) -> str:
@@ -254,6 +277,10 @@ class StageWorker:
 
     def compute(self, x_TH: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
         """This stage's layers over the whole batch."""
+        if batch.graph is not None and self._graphs is not None:
+            x_TH = self._graphs.run(x_TH, batch.graph)
+            self.look_ahead()
+            return x_TH
         cache = self._cache
         assert cache is not None, "an epoch has begun"
         return self._decoder.forward(

@@ -31,8 +31,14 @@ _HF_NORMS: Mapping[NormPlacement, Mapping[str, str]] = {
         "mlp_norm": "post_attention_layernorm",
     },
     NormPlacement.AFTER: {
-        "attention_norm": "post_attention_layernorm",
-        "mlp_norm": "post_feedforward_layernorm",
+        "attention_out_norm": "post_attention_layernorm",
+        "mlp_out_norm": "post_feedforward_layernorm",
+    },
+    NormPlacement.BOTH: {
+        "attention_norm": "input_layernorm",
+        "attention_out_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_out_norm": "post_feedforward_layernorm",
     },
 }
 _HF_QK_NORMS: Mapping[str, str] = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
@@ -127,7 +133,7 @@ def _local_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         "up": (inner, hidden),
         "down": (hidden, inner),
     }
-    norms = dict.fromkeys(("attention_norm", "mlp_norm", "final_norm"), (hidden,))
+    norms = dict.fromkeys((*_HF_NORMS[NormPlacement.BOTH], "final_norm"), (hidden,))
     is_full = spec.qk_norm is QkNorm.FULL
     qk_norms = {
         "q_norm": (q_size if is_full else spec.head_dim,),

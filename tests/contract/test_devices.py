@@ -110,3 +110,39 @@ def test_what_arrives_beside_the_computation_is_there_when_it_is_waited_for(devi
     copied.wait()
     device.hold(there)
     assert download(device, there + 1).eq(torch.arange(1, (1 << 20) + 1)).all()
+
+
+# ---- what is captured --------------------------------------------------
+
+
+def test_what_is_captured_follows_what_it_reads(device: Device) -> None:
+    x, y = (torch.zeros(64, 64, device=device.torch_device) for _ in range(2))
+    replay = device.capture(lambda: y.copy_(x + 1) * 2)
+    for value in (3.0, 5.0):
+        x.fill_(value)
+        returned = replay().clone()
+        assert download(device, returned).eq(2 * value + 2).all()
+        assert download(device, y).eq(value + 1).all()
+
+
+def test_several_that_are_captured_share_their_memory_and_run_in_any_order(device: Device) -> None:
+    x = torch.zeros(128, device=device.torch_device)
+    replays = []
+    for factor in (2, 3, 5):
+        replays.append(device.capture(lambda factor=factor: (x * factor).view(8, 16).sum(0) + 1))
+    for number, index in enumerate([2, 0, 1, 1, 0, 2]):
+        x.fill_(number)
+        kept = replays[index]().clone()
+        replays[index - 1]()
+        assert download(device, kept).eq(8 * number * (2, 3, 5)[index] + 1).all()
+
+
+def test_what_is_captured_comes_behind_what_the_stream_was_given(device: Device) -> None:
+    x, y = (torch.zeros(512, 512, device=device.torch_device) for _ in range(2))
+    replay = device.capture(lambda: y + 1)
+    for _ in range(300):
+        x = x + 1
+    y.copy_(x)
+    returned = replay().clone()
+    y.fill_(-1)
+    assert download(device, returned).eq(301).all()

@@ -6,9 +6,14 @@ wait seldom and elsewhere; here it is a fault of its own, each time.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 
 from orca_dist.device.checked import OrderFault
+from orca_dist.stage.batch import GraphInput
+from orca_dist.stage.graphs import DecodeGraphs
 from tests.fixtures.checkpoints import loud_llama
 from tests.fixtures.mutants import Wait, find_waits, without
 from tests.fixtures.waits import (
@@ -49,8 +54,20 @@ transport.host HostChannel._forward: copied.synchronize()
 
 
 @pytest.fixture(scope="module")
-def stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
-    return loaded_stages(loud_llama(tmp_path_factory.mktemp("loud")), 3)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return loud_llama(tmp_path_factory.mktemp("loud"))
+
+
+@pytest.fixture(scope="module")
+def stages(folder: Path) -> Stages:
+    """Every kernel is launched."""
+    return loaded_stages(folder, 3)
+
+
+@pytest.fixture(scope="module")
+def graph_stages(folder: Path) -> Stages:
+    """Decodes are replayed."""
+    return loaded_stages(folder, 3, graphs=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -72,6 +89,38 @@ def test_stages_wait_and_answer_as_on_the_cpu(kind: str, stages: Stages) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_replays_wait_and_answer_as_on_the_cpu(kind: str, graph_stages: Stages) -> None:
+    run_stages(kind, graph_stages)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_replay_leaves_must_not_be_sent(
+    kind: str, graph_stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one would write it while it is on its way: so it is copied."""
+    monkeypatch.setattr("orca_dist.stage.graphs.kept", lambda y_TH: y_TH)
+    with pytest.raises(OrderFault, match=r"aten::fill_ on compute uses .* may still be using"):
+        run_stages(kind, graph_stages)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_static_buffers_must_not_be_filled_beside_a_replay(
+    kind: str, graph_stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the stream that the tables came on, for one."""
+    run = DecodeGraphs.run
+
+    def run_beside(graphs: DecodeGraphs, x_TH: torch.Tensor, graph: GraphInput) -> torch.Tensor:
+        with graphs._device.inbound():
+            graphs._tables_N[: len(graph.tables_N)].copy_(graph.tables_N)
+        return run(graphs, x_TH, graph)
+
+    monkeypatch.setattr(DecodeGraphs, "run", run_beside)
+    with pytest.raises(OrderFault, match=r"aten::copy_ on inbound uses .* on compute"):
+        run_stages(kind, graph_stages)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_nothing_comes_into_memory_of_an_epoch_that_was_left(kind: str, stages: Stages) -> None:
     leave_epoch(kind, stages)
 
@@ -85,6 +134,14 @@ def test_every_wait_is_known() -> None:
 def test_no_wait_can_be_left_out(wait: Wait, stages: Stages) -> None:
     with without(wait), pytest.raises(OrderFault):
         run_all(stages)
+
+
+@pytest.mark.parametrize(
+    "wait", [w for w in find_waits() if ".transport." not in w.module], ids=str
+)
+def test_no_wait_beside_replays_can_be_left_out(wait: Wait, graph_stages: Stages) -> None:
+    with without(wait), pytest.raises(OrderFault):
+        run_all(graph_stages)
 
 
 def run_all(stages: Stages) -> None:

@@ -35,6 +35,7 @@ RICHEST: Mapping[str, str] = {
     "smollm3": "smollm3, listed layers and windows",
     "granite": "granite",
     "olmo2": "olmo2, biases and stretched",
+    "gemma2": "gemma2, no caps, biases and listed windows",
 }
 MIXTURES: Mapping[str, tuple[torch.dtype, ...]] = {
     "fp16": (torch.float16,),

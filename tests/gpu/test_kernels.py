@@ -62,19 +62,22 @@ def test_long_mixes(mix: Mix) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [None, 600])
-def test_long_contexts_are_split_and_merged(dtype: torch.dtype, window: int | None) -> None:
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (600, None), (600, 0.3)])
+def test_long_contexts_are_split_and_merged(
+    dtype: torch.dtype, window: int | None, softcap: float | None
+) -> None:
     spans = ((1500, 1), (700, 20), (1300, 2), (3, 1), (40_000, 1))
-    attention_of(Mix(spans=spans, heads=(8, 1), dtype=dtype, window=window))
+    attention_of(Mix(spans=spans, heads=(8, 1), dtype=dtype, window=window, softcap=softcap))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (40, None), (40, 2.0)])
 def test_a_request_has_the_same_bits_alone_or_batched(
-    kernels: Kernels, dtype: torch.dtype, window: int | None
+    kernels: Kernels, dtype: torch.dtype, window: int | None, softcap: float | None
 ) -> None:
     """In attention alone: matmuls are not ours."""
-    check_same_bits_alone(replace(MIXED, dtype=dtype, window=window), kernels.paged_attention, CUDA)
+    mix = replace(MIXED, dtype=dtype, window=window, softcap=softcap)
+    check_same_bits_alone(mix, kernels.paged_attention, CUDA)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -108,7 +111,7 @@ def test_no_launch_waits_for_the_device(kernels: Kernels) -> None:
 def test_any_rows(kernels: Kernels, mix: RowMix, table_dtype: torch.dtype) -> None:
     check_norm(mix, kernels.rms_norm, CUDA)
     check_add_norm(mix, kernels.add_rms_norm, CUDA)
-    check_gate(mix, kernels.silu_mul, CUDA)
+    check_gate(mix, kernels.gate_mul, CUDA)
     check_rotation(mix, kernels.rotate_and_write, table_dtype, CUDA)
 
 
@@ -117,5 +120,5 @@ def test_rows_of_large_models(kernels: Kernels, heads: tuple[int, int]) -> None:
     mix = RowMix(num_rows=300, heads=heads, head_dim=128, dtype=torch.bfloat16, flag=True)
     check_norm(mix, kernels.rms_norm, CUDA)
     check_add_norm(mix, kernels.add_rms_norm, CUDA)
-    check_gate(mix, kernels.silu_mul, CUDA)
+    check_gate(mix, kernels.gate_mul, CUDA)
     check_rotation(mix, kernels.rotate_and_write, torch.bfloat16, CUDA)

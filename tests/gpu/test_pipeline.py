@@ -20,11 +20,12 @@ pytestmark = [
 PROMPTS = [[5, 9, 17], [300], list(range(40, 77))]
 
 
-def test_logits_equal_the_cpus(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cuda_graphs", ["on", "off"])
+def test_logits_equal_the_cpus(tmp_path: Path, cuda_graphs: str) -> None:
     folder = loud_llama(tmp_path / "loud")
     with live(folder, local_config(2)) as front:
         expected = front.generate(PROMPTS, 12, Sampling(return_logits=True))
-    with live(folder, local_config(2, device="cuda")) as front:
+    with live(folder, local_config(2, device="cuda", cuda_graphs=cuda_graphs)) as front:
         assert {stage.device for stage in front.engine.info().stages} == {"cuda:0"}
         answers = front.generate(PROMPTS, 12, Sampling(return_logits=True))
     for answer, cpu in zip(answers, expected, strict=True):

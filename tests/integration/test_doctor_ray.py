@@ -42,13 +42,23 @@ def doctor(folder: Path, environment: Mapping[str, str], *flags: str) -> tuple[i
 
 
 @pytest.fixture(scope="module")
-def report(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Of two nodes that want a token; the second was started with a wrong variable."""
+def cluster() -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Two nodes that want a token; the second was started with a wrong variable.
+
+    Who asks has the token, and hasn't been told that one is wanted.
+    """
     nodes = [("127.0.0.1", {}), (SECOND, {"GLOO_SOCKET_IFNAME": "nic7"})]
     with ray_started(nodes, "token") as (address, environment):
-        yield doctor(folder, environment, "--ray-address", address)
-        actors = [p for p in psutil.process_iter() if "ExaminerActor" in name_of(p)]
-        assert psutil.wait_procs(actors, 20)[1] == []
+        yield address, {k: v for k, v in environment.items() if k != "RAY_AUTH_MODE"}
+
+
+@pytest.fixture(scope="module")
+def report(folder: Path, cluster: tuple[str, Mapping[str, str]]) -> tuple[int, dict[str, Any]]:
+    address, environment = cluster
+    report = doctor(folder, environment, "--ray-address", address)
+    actors = [p for p in psutil.process_iter() if "ExaminerActor" in name_of(p)]
+    assert psutil.wait_procs(actors, 20)[1] == []
+    return report
 
 
 def of_check(report: dict[str, Any], check: str) -> list[tuple[str, str]]:
@@ -93,6 +103,21 @@ def test_a_wrong_variable_of_one_node_is_its_own(report: tuple[int, dict[str, An
 def test_a_head_that_wants_a_token(report: tuple[int, dict[str, Any]]) -> None:
     _, document = report
     assert of_check(document, "ray") == [("", "pass")]
+
+
+@pytest.mark.parametrize(
+    ("token", "who"), [("wrong", "the token of this process"), ("", "who has no token")]
+)
+def test_who_has_not_its_token_is_told(
+    folder: Path, cluster: tuple[str, Mapping[str, str]], token: str, who: str
+) -> None:
+    address, environment = cluster
+    code, document = doctor(
+        folder, {**environment, "RAY_AUTH_TOKEN": token}, "--ray-address", address
+    )
+    failed = [each for each in document["findings"] if each["verdict"] == "fail"]
+    assert code == 1
+    assert f"ray_address = {address} refuses {who}: give it the one" in str(failed)
 
 
 def test_an_open_head_is_found_without_its_address(folder: Path) -> None:

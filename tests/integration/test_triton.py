@@ -35,14 +35,16 @@ def interpret(file: str, marked: str) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("file", ["test_attention.py", "test_rows.py"])
+@pytest.mark.parametrize("file", ["test_attention.py", "test_rows.py", "test_graphs.py"])
 def test_kernels_equal_the_reference_in_the_interpreter(file: str) -> None:
     interpret(file, "not slow")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("file", ["test_attention.py", "test_rows.py", "test_stage.py"])
+@pytest.mark.parametrize(
+    "file", ["test_attention.py", "test_rows.py", "test_stage.py", "test_graphs.py"]
+)
 def test_more_of_the_same_in_the_interpreter(file: str) -> None:
     interpret(file, "slow")
 
@@ -68,8 +70,9 @@ def test_some_kernels_compile_within_limits() -> None:
     check(
         [
             *triton_table.attention_variants([128], ["bf16"], [90]),
+            *triton_table.attention_variants([256], ["bf16"], [80], has_cap=True),
             *triton_table.merge_variants([128], [80]),
-            *triton_table.row_variants(MODELS[1:2], ["bf16"], [90]),
+            *triton_table.row_variants([MODELS[1], MODELS[-1]], ["bf16"], [90]),
         ]
     )
 

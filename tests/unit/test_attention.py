@@ -26,6 +26,7 @@ def naive(
     v_CMD: torch.Tensor,
     scale: float,
     window: int | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Row by row and head by head, in double."""
     (num_rows, num_heads, _), (num_tokens, num_kv_heads, _) = q_LND.shape, k_CMD.shape
@@ -36,8 +37,10 @@ def naive(
         for head in range(num_heads):
             kv_head = head // (num_heads // num_kv_heads)
             k, v = k_CMD[seen, kv_head].double(), v_CMD[seen, kv_head].double()
-            weights = torch.softmax(k @ q_LND[row, head].double() * scale, dim=0)
-            out[row, head] = weights @ v
+            scores = k @ q_LND[row, head].double() * scale
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            out[row, head] = torch.softmax(scores, dim=0) @ v
     return out
 
 
@@ -54,6 +57,7 @@ def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
 @pytest.mark.parametrize("start", [0, 1, 37])
 @pytest.mark.parametrize("length", [1, 2, 19])
 @pytest.mark.parametrize("window", [None, 1, 5, 19, 100])
+@pytest.mark.parametrize("softcap", [None, 0.3])
 def test_attend_is_causal_softmax(
     dtype: torch.dtype,
     num_heads: int,
@@ -61,13 +65,14 @@ def test_attend_is_causal_softmax(
     start: int,
     length: int,
     window: int | None,
+    softcap: float | None,
 ) -> None:
     q_LND = noise(length, num_heads, HEAD_DIM, dtype=dtype)
     k_CMD = noise(start + length, num_kv_heads, HEAD_DIM, dtype=dtype, seed=1)
     v_CMD = noise(start + length, num_kv_heads, HEAD_DIM, dtype=dtype, seed=2)
-    out_LND = attend(q_LND, k_CMD, v_CMD, 0.3, window)
+    out_LND = attend(q_LND, k_CMD, v_CMD, 0.3, window, softcap)
     assert (out_LND.dtype, out_LND.shape) == (dtype, q_LND.shape)
-    close(out_LND, naive(q_LND, k_CMD, v_CMD, 0.3, window))
+    close(out_LND, naive(q_LND, k_CMD, v_CMD, 0.3, window, softcap))
 
 
 def test_no_row_sees_what_comes_after_it() -> None:
@@ -136,7 +141,7 @@ class PagedBatch:
             slots_T=torch.tensor(slots, dtype=torch.long),
         )
 
-    def run(self, indices: list[int]) -> torch.Tensor:
+    def run(self, indices: list[int], softcap: float | None = None) -> torch.Tensor:
         """Write what was cached, then the new tokens; attend with the new ones."""
         cache = self.cache()
         starts = [self.entries[index].start for index in indices]
@@ -145,7 +150,8 @@ class PagedBatch:
         self._write(cache, [(k[:s], v[:s]) for (k, v), s in parts], indices, cached=True)
         self._write(cache, [(k[s:], v[s:]) for (k, v), s in parts], indices, cached=False)
         q_TND = torch.cat([self.q(index) for index in indices])
-        return BACKEND.paged_attention(q_TND, *cache, self.context(indices), 0.3)
+        context = self.context(indices)
+        return BACKEND.paged_attention(q_TND, *cache, context, 0.3, softcap=softcap)
 
     def _write(
         self,
@@ -199,8 +205,9 @@ def test_paged_attention_is_naive_attention_of_each_request(batch: PagedBatch) -
 @given(batches())
 def test_a_request_has_the_same_bits_alone_or_batched(batch: PagedBatch) -> None:
     indices = list(range(len(batch.entries)))
-    for index, out_LND in enumerate(batch.split(batch.run(indices))):
-        assert torch.equal(batch.run([index]), out_LND)
+    for softcap in (None, 0.3):
+        for index, out_LND in enumerate(batch.split(batch.run(indices, softcap))):
+            assert torch.equal(batch.run([index], softcap), out_LND)
 
 
 def test_long_requests_over_reversed_blocks() -> None:

@@ -63,6 +63,33 @@ def test_what_the_template_raises_reaches_the_caller(tmp_path: Path) -> None:
     assert caught.value.field == "chat"
 
 
+GEMMA = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}
+{{ raise_exception('there is no system role') }}{% endif %}
+{% for message in messages %}
+{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('user and assistant have to take turns') }}{% endif %}
+{% set role = 'model' if message['role'] == 'assistant' else message['role'] %}
+{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}
+{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"""
+
+
+def test_a_template_as_gemma_has_it(tmp_path: Path) -> None:
+    """The assistant is called model, and nobody is system."""
+    chat = load(tmp_path, GEMMA, bos_token="<bos>")
+    messages = [*USER, {"role": "assistant", "content": "yes? "}, {"role": "user", "content": "no"}]
+    assert chat.render(messages) == (
+        "<bos><start_of_turn>user\nhi <b><end_of_turn>\n"
+        "<start_of_turn>model\nyes?<end_of_turn>\n"
+        "<start_of_turn>user\nno<end_of_turn>\n<start_of_turn>model\n"
+    )
+    for refused, problem in (
+        ([{"role": "system", "content": "be brief"}, *USER], "there is no system role"),
+        ([*USER, *USER], "have to take turns"),
+    ):
+        with pytest.raises(InvalidRequest, match=f"the chat template refuses it: .*{problem}"):
+            chat.render(refused)
+
+
 @pytest.mark.parametrize(
     "template",
     [

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from orca_dist.device.checked import CheckedDevice, OrderFault
+from orca_dist.device.staging import download
 
 SHAPE = torch.Size([4, 8])
 LINK = "link"
@@ -222,3 +223,108 @@ def test_numbers_go_with_anything(device: CheckedDevice) -> None:
         host = torch.ones(SHAPE) * torch.tensor([2.0])
         assert bool((host == 2).all())
         del y
+
+
+# ---- what is captured --------------------------------------------------
+
+
+def test_a_replay_follows_its_static_buffers(device: CheckedDevice) -> None:
+    with device.watching():
+        x = ones(device)
+        replay = device.capture(lambda: x * 2 + torch.zeros(SHAPE, device=device.torch_device))
+        x.copy_(ones(device) * 3)
+        assert [download(device, replay()).eq(6).all() for _ in range(2)] == [True, True]
+
+
+def test_a_replay_returns_the_same_memory(device: CheckedDevice) -> None:
+    with device.watching():
+        x = ones(device)
+        replay = device.capture(lambda: x + 1)
+        assert replay().data_ptr() == replay().data_ptr()
+
+
+def test_a_replay_spoils_what_another_returned(device: CheckedDevice) -> None:
+    with device.watching():
+        x = ones(device)
+        first, second = (device.capture(lambda: x + 1) for _ in range(2))
+        returned = first()
+        second()
+        assert download(device, returned).isnan().all()
+
+
+def test_a_static_buffer_is_filled_beside_a_replay(device: CheckedDevice) -> None:
+    def act() -> None:
+        x, y = ones(device), ones(device)
+        replay = device.capture(lambda: x + 1)
+        made = device.record()
+        replay()
+        with device.inbound():
+            made.wait()
+            x.copy_(y)
+
+    expect_fault(device, act, "aten::copy_ on inbound uses .* aten::add on compute")
+
+
+def test_a_replay_is_sent_while_the_next_one_runs(device: CheckedDevice) -> None:
+    def act() -> None:
+        x = ones(device)
+        replay = device.capture(lambda: x + 1)
+        returned = replay()
+        device.clocks.learn(LINK, device.clocks.of(device.stream))
+        device.use(LINK, "send", reads=[returned])
+        replay()
+
+    expect_fault(device, act, "on compute uses .* send on link")
+
+
+NOT_CAPTURED = {
+    "a number": lambda plan: plan.x * plan.number,
+    "a tensor that is another one": lambda plan: plan.x + plan.other,
+    "a length": lambda plan: plan.x[: plan.number].sum(0),
+    "what was kept of the first time": lambda plan: plan.x + plan.kept(),
+}
+
+
+class HostPlan:
+    """What the host knows of a plan; the next one is another."""
+
+    def __init__(self, device: CheckedDevice) -> None:
+        self.x = ones(device)
+        self.others = [ones(device), ones(device)]
+        self.number = 1
+        self.memo: list[torch.Tensor] = []
+
+    @property
+    def other(self) -> torch.Tensor:
+        return self.others[self.number - 1]
+
+    def kept(self) -> torch.Tensor:
+        if not self.memo:
+            self.memo.append(self.x * 2)
+        return self.memo[0]
+
+
+@pytest.mark.parametrize("name", NOT_CAPTURED)
+def test_a_replay_does_not_see_the_hosts_variables(device: CheckedDevice, name: str) -> None:
+    def act() -> None:
+        plan = HostPlan(device)
+        replay = device.capture(lambda: NOT_CAPTURED[name](plan))
+        plan.number = 2
+        replay()
+
+    expect_fault(device, act, "a replay would not do what the work does now")
+
+
+@pytest.mark.parametrize(
+    "work",
+    [lambda x: x + torch.tensor(1.0), lambda x: x * len(torch.ones(3).tolist())],
+    ids=["a number in a tensor", "an operation of its own"],
+)
+def test_nothing_of_the_hosts_is_captured(
+    device: CheckedDevice, work: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    def act() -> None:
+        x = ones(device)
+        device.capture(lambda: work(x))
+
+    expect_fault(device, act, "would not see it change|is not captured")

@@ -30,6 +30,7 @@ class Case:
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
         window: int | None = None,
+        softcap: float | None = None,
         seed: int = 0,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -43,7 +44,7 @@ class Case:
         rows = sum(length for _, length in spans)
         self.q = torch.randn(rows, heads[0], head_dim, generator=generator).to(dtype)
         self.spans = spans
-        self.window = window
+        self.window, self.softcap = window, softcap
         self.scale = head_dim**-0.5
 
     def context(self, spans: Spans | None = None, blocks: list[torch.Tensor] | None = None):  # type: ignore[no-untyped-def]
@@ -56,11 +57,17 @@ class Case:
         )
 
     def run(self, kernel: CpuAttention) -> torch.Tensor:
-        return kernel(self.q, self.k, self.v, self.context(), self.scale, self.window)
+        return self.attend(kernel, self.q, self.context())
+
+    def attend(
+        self, kernel: CpuAttention, q_TND: torch.Tensor, context: AttentionContext
+    ) -> torch.Tensor:
+        return kernel(q_TND, self.k, self.v, context, self.scale, self.window, self.softcap)
 
     def truth(self) -> torch.Tensor:
         wide = (tensor.float() for tensor in (self.q, self.k, self.v))
-        return reference.paged_attention(*wide, self.context(), self.scale, self.window)
+        context = self.context()
+        return reference.paged_attention(*wide, context, self.scale, self.window, self.softcap)
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +76,7 @@ def kernel() -> CpuAttention:
 
 
 windows = st.none() | st.integers(1, 120)
+softcaps = st.none() | st.sampled_from([0.3, 2.0, 50.0])  # scores spread by 1
 spans = st.lists(st.tuples(st.integers(0, 70), st.integers(1, 40)), min_size=1, max_size=6)
 
 
@@ -79,33 +87,48 @@ spans = st.lists(st.tuples(st.integers(0, 70), st.integers(1, 40)), min_size=1, 
     head_dim=st.sampled_from([8, 16, 24, 32, 64, 80, 128]),
     block_size=st.sampled_from([1, 3, 4, 16, 20, 32]),
     window=windows,
+    softcap=softcaps,
 )
 def test_equals_the_reference(
-    spans: Spans, heads: tuple[int, int], head_dim: int, block_size: int, window: int | None
+    spans: Spans,
+    heads: tuple[int, int],
+    head_dim: int,
+    block_size: int,
+    window: int | None,
+    softcap: float | None,
 ) -> None:
-    case = Case(spans, heads=heads, head_dim=head_dim, block_size=block_size, window=window)
+    case = Case(
+        spans,
+        heads=heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        window=window,
+        softcap=softcap,
+    )
     torch.testing.assert_close(
         case.run(CpuAttention(build.load_library(), 1)), case.truth(), atol=2e-5, rtol=1e-4
     )
 
 
-def test_bfloat16_is_the_rounded_result(kernel: CpuAttention) -> None:
-    case = Case([(0, 33), (70, 1), (5, 9)], dtype=torch.bfloat16)
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_bfloat16_is_the_rounded_result(kernel: CpuAttention, softcap: float | None) -> None:
+    case = Case([(0, 33), (70, 1), (5, 9)], dtype=torch.bfloat16, softcap=softcap)
     expected = case.truth()
     torch.testing.assert_close(case.run(kernel).float(), expected, atol=0.01, rtol=0.01)
 
 
 @pytest.mark.parametrize("window", [None, 1, 7, 16, 40])
+@pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_alone_or_batched_same_bits(
-    kernel: CpuAttention, dtype: torch.dtype, window: int | None
+    kernel: CpuAttention, dtype: torch.dtype, softcap: float | None, window: int | None
 ) -> None:
-    case = Case([(0, 33), (70, 1), (5, 9), (0, 1), (31, 17)], dtype=dtype, window=window)
+    spans = [(0, 33), (70, 1), (5, 9), (0, 1), (31, 17)]
+    case = Case(spans, dtype=dtype, window=window, softcap=softcap)
     together = case.run(kernel).split([length for _, length in case.spans])
     row = 0
     for span, blocks, expected in zip(case.spans, case.blocks, together, strict=True):
-        q = case.q[row : row + span[1]]
-        alone = kernel(q, case.k, case.v, case.context([span], [blocks]), case.scale, window)
+        alone = case.attend(kernel, case.q[row : row + span[1]], case.context([span], [blocks]))
         assert torch.equal(alone, expected)
         row += span[1]
 
@@ -114,29 +137,41 @@ def test_alone_or_batched_same_bits(
 @given(
     cuts=st.sets(st.integers(1, 99), max_size=8),
     block_size=st.sampled_from([4, 16, 20]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     window=windows,
+    softcap=softcaps,
 )
-def test_any_cut_of_a_prompt_same_bits(cuts: set[int], block_size: int, window: int | None) -> None:
+def test_any_cut_of_a_prompt_same_bits(
+    cuts: set[int],
+    block_size: int,
+    dtype: torch.dtype,
+    window: int | None,
+    softcap: float | None,
+) -> None:
     kernel = CpuAttention(build.load_library(), 1)
-    case = Case([(0, 100)], block_size=block_size, window=window)
+    case = Case([(0, 100)], block_size=block_size, dtype=dtype, window=window, softcap=softcap)
     whole = case.run(kernel)
     ends = [*sorted(cuts), 100]
     for start, end in zip([0, *ends], ends, strict=False):
         context = case.context([(start, end - start)])
-        chunk = kernel(case.q[start:end], case.k, case.v, context, case.scale, window)
+        chunk = case.attend(kernel, case.q[start:end], context)
         assert torch.equal(chunk, whole[start:end])
 
 
-@pytest.mark.parametrize("window", [None, 30])
-def test_any_number_of_threads_same_bits(kernel: CpuAttention, window: int | None) -> None:
-    case = Case([(0, 200), (3, 1), (100, 60)], window=window)  # dear enough to be shared out
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (30, None), (30, 2.0)])
+def test_any_number_of_threads_same_bits(
+    kernel: CpuAttention, window: int | None, softcap: float | None
+) -> None:
+    spans = [(0, 200), (3, 1), (100, 60)]  # dear enough to be shared out
+    case = Case(spans, window=window, softcap=softcap)
     expected = case.run(kernel)
     for num_threads in (2, 3, 7):
         assert torch.equal(case.run(CpuAttention(build.load_library(), num_threads)), expected)
 
 
-def test_unwritten_slots_are_not_read(kernel: CpuAttention) -> None:
-    case = Case([(0, 5), (20, 1)])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_unwritten_slots_are_not_read(kernel: CpuAttention, softcap: float | None) -> None:
+    case = Case([(0, 5), (20, 1)], softcap=softcap)
     expected = case.run(kernel)
     k, v = case.k[case.blocks[0]], case.v[case.blocks[0]]
     k[:, 5:], v[:, 5:] = torch.nan, torch.nan
@@ -148,6 +183,29 @@ def test_a_window_that_holds_everything_changes_no_bit(kernel: CpuAttention) -> 
     spans = [(0, 33), (70, 1), (5, 9)]
     assert torch.equal(Case(spans, window=71).run(kernel), Case(spans).run(kernel))
     assert not torch.equal(Case(spans, window=70).run(kernel), Case(spans).run(kernel))
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 0.1, 0.5, 2.0, 30.0, 1e30])
+@pytest.mark.parametrize("softcap", [0.3, 50.0])
+def test_a_capped_score_is_its_formula(kernel: CpuAttention, softcap: float, scale: float) -> None:
+    """One key against one of score 0 tells the capped score: the shares are e^score to 1."""
+    score = torch.tensor([-1.0, -0.3, 0.2, 0.7, 1.0], dtype=torch.double) * softcap * scale
+    case = Case([(1, 1)] * 5, heads=(1, 1), head_dim=8, softcap=softcap)
+    case.scale = 1.0
+    case.k.zero_(), case.v.zero_(), case.q.zero_()
+    case.q[:, 0, 0] = score
+    for blocks in case.blocks:
+        case.k[blocks[0], 0, 0, 0] = case.v[blocks[0], 0, 0, 0] = 1.0
+    wanted = (softcap * (score / softcap).tanh()).sigmoid()
+    shares = case.run(kernel)[:, 0, 0].double()
+    torch.testing.assert_close(shares, wanted, atol=3e-7, rtol=0)
+
+
+def test_a_small_cap_shows(kernel: CpuAttention) -> None:
+    spans = [(0, 33), (70, 1)]
+    whole = Case(spans).run(kernel)
+    assert (Case(spans, softcap=0.3).run(kernel) - whole).abs().max() > 0.1
+    assert (Case(spans, softcap=1e4).run(kernel) - whole).abs().max() < 1e-5
 
 
 def test_what_lies_before_the_window_is_not_used(kernel: CpuAttention) -> None:
@@ -169,8 +227,9 @@ def test_a_cache_of_another_layout_is_refused(kernel: CpuAttention) -> None:
         case.run(kernel)
 
 
-def test_nan_stays_with_its_request(kernel: CpuAttention) -> None:
-    case = Case([(0, 5), (20, 1)])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_nan_stays_with_its_request(kernel: CpuAttention, softcap: float | None) -> None:
+    case = Case([(0, 5), (20, 1)], softcap=softcap)
     expected = case.run(kernel)
     case.k[case.blocks[0][0], 2] = torch.nan
     poisoned = case.run(kernel)

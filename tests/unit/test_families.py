@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orca_dist.errors import ModelError
-from orca_dist.spec import FAMILIES, ModelSpec, parse_spec
+from orca_dist.spec import FAMILIES, Activation, ModelSpec, NormPlacement, parse_spec
 from orca_dist.weights import model_tensors, tensor_shapes
 from orca_dist.weights.names import LM_HEAD
 from tests.fixtures.families import VARIANTS
@@ -65,16 +65,52 @@ def test_every_family_has_variants() -> None:
     assert {config["model_type"] for config in VARIANTS.values()} == set(FAMILIES)
 
 
-def test_olmo2_rounds_late() -> None:
+def test_who_rounds_late() -> None:
     """In bf16 it shows in last bits only, which no comparison of likeliest tokens notices."""
-    late = [name for name in FAMILIES if spec_of(name).rounds_late]
-    assert late == ["olmo2"]
+    specs = {name: spec_of(name) for name in FAMILIES}
+    assert [name for name, spec in specs.items() if spec.rounds_late] == ["olmo2", "gemma2"]
+    assert [name for name, spec in specs.items() if spec.rotates_wide] == ["olmo2"]
+
+
+def test_gemma2_by_itself() -> None:
+    spec = spec_of("gemma2", hidden_size=100)
+    assert (spec.attention_softcap, spec.logits_softcap) == (50.0, 30.0)
+    assert (spec.attention_scale, spec.head_dim) == (1 / 16, 256)
+    assert (spec.embedding_multiplier, spec.rounds_multiplier) == (10.0, True)
+    assert (spec.activation, spec.norms) == (Activation.GELU_TANH, NormPlacement.BOTH)
+    assert (spec.norm_adds_one, spec.tie_word_embeddings) == (True, True)
+
+
+def test_scores_are_scaled_by_what_the_file_says_and_not_by_the_heads_size() -> None:
+    spec = spec_of("gemma2", head_dim=128, query_pre_attn_scalar=144)
+    assert spec.attention_scale == pytest.approx(1 / 12)
+
+
+def test_a_cap_of_null_is_none() -> None:
+    nulls = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    spec = spec_of("gemma2", **nulls)
+    assert (spec.attention_softcap, spec.logits_softcap) == (None, None)
+
+
+def test_each_family_has_its_own_key_for_the_activation() -> None:
+    """As in transformers: published files of Gemma 2 have both, and one of them counts."""
+    assert spec_of("gemma2", hidden_act="relu").activation is Activation.GELU_TANH
+    assert spec_of("gemma2", hidden_activation="silu").activation is Activation.SILU
+    assert spec_of("llama", hidden_activation="relu").activation is Activation.SILU
+    assert spec_of("llama", hidden_act="gelu_pytorch_tanh").activation is Activation.GELU_TANH
+
+
+def test_activations_are_called_as_the_kernels_call_them() -> None:
+    import orca_kernels
+
+    assert [*Activation] == [*orca_kernels.Activation]
 
 
 def test_a_key_of_another_family_has_no_effect() -> None:
     """As in transformers, where a class reads its own keys only."""
     foreign = {"attention_multiplier": 3.0, "no_rope_layers": [0] * 5, "logits_scaling": 2.0}
     assert spec_of("llama", **foreign, **SLIDES) == spec_of("llama")
+    assert spec_of("llama", attn_logit_softcapping=5.0, query_pre_attn_scalar=9) == spec_of("llama")
     assert spec_of("qwen2", attention_bias=False) == spec_of("qwen2")
     assert spec_of("qwen2").biases == ("q", "k", "v")
 
@@ -86,6 +122,9 @@ def test_which_layers_slide() -> None:
     assert spec_of("qwen2", **SLIDES, max_window_layers=2).sliding_layers == (2, 3, 4)
     assert spec_of("qwen3", **SLIDES, max_window_layers=9).sliding_layers == ()
     assert spec_of("smollm3", **SLIDES, no_rope_layers=[1, 0, 1, 1, 0]).sliding_layers == (1, 4)
+    assert spec_of("gemma2").sliding_layers == (0, 2, 4)
+    assert spec_of("gemma2", sliding_window=None).sliding_layers == ()
+    assert spec_of("gemma2", layer_types=[FULL, SLIDING, *[FULL] * 3]).sliding_layers == (1,)
     listed = spec_of("qwen2", **SLIDES, layer_types=[FULL, SLIDING, FULL, FULL, SLIDING])
     assert [listed.window(index) for index in range(5)] == [None, 9, None, None, 9]
 
@@ -116,6 +155,13 @@ BAD = [
     ("llama", {"num_key_value_heads": 0}, r"num_key_value_heads = 0"),
     ("llama", {"head_dim": -1}, r"head_dim = -1"),
     ("llama", {"rms_norm_eps": None}, r"rms_norm_eps = None"),
+    ("gemma2", {"attn_logit_softcapping": 0}, r"attn_logit_softcapping = 0: needs a positive"),
+    ("gemma2", {"final_logit_softcapping": "30"}, r"final_logit_softcapping = '30': needs"),
+    ("gemma2", {"query_pre_attn_scalar": None}, r"query_pre_attn_scalar = None: needs a positive"),
+    ("gemma2", {"hidden_activation": "gelu"}, r"hidden_activation = 'gelu' is not .* gelu_pytorch"),
+    ("gemma2", {"hidden_activation": None}, r"hidden_activation = None is not supported"),
+    ("gemma2", {"use_bidirectional_attention": True}, r"use_bidirectional_attention = True is not"),
+    ("gemma2", {"sliding_window": None, "layer_types": [SLIDING] * 5}, r"it can't be known"),
     ("gemma3_text", {}, r"model_type = 'gemma3_text' is not supported; supported: llama, mistral"),
     ("qwen3_moe", {}, r"model_type = 'qwen3_moe'"),
 ]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from orca_kernels import Linear
+from orca_kernels import Activation, Linear
 from orca_kernels.cpu.build import load_library
 from orca_kernels.cpu.linear import CpuLinear, shortened
 from orca_kernels.cpu.rows import CpuRows
-from orca_kernels.dispatch import TORCH, MakeLinear, RmsNorm, SiluMul
+from orca_kernels.dispatch import TORCH, GateMul, MakeLinear, RmsNorm
 from orca_kernels.linear import TorchLinear
-from torch.nn.functional import linear
+from torch.nn.functional import gelu, linear, silu
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 DTYPES = list(TOLERANCE)
@@ -23,6 +24,10 @@ ROW_COUNTS = [*range(1, 71), 300]
 
 RowWise = Callable[[torch.Tensor], torch.Tensor]
 KINDS = ["torch", "cpu"]
+OF_TORCH: Mapping[Activation, RowWise] = {
+    Activation.SILU: silu,
+    Activation.GELU_TANH: partial(gelu, approximate="tanh"),
+}
 
 
 def make_linear(kind: str, num_threads: int = 1) -> MakeLinear:
@@ -33,11 +38,11 @@ def make_linear(kind: str, num_threads: int = 1) -> MakeLinear:
     return lambda weight_FK, bias_F=None: CpuLinear(library, num_threads, weight_FK, bias_F)
 
 
-def rows_of(kind: str, num_threads: int = 1) -> tuple[RmsNorm, SiluMul]:
+def rows_of(kind: str, num_threads: int = 1) -> tuple[RmsNorm, GateMul]:
     if kind == "torch":
-        return TORCH.rms_norm, TORCH.silu_mul
+        return TORCH.rms_norm, TORCH.gate_mul
     rows = CpuRows(load_library(), num_threads)
-    return rows.rms_norm, rows.silu_mul
+    return rows.rms_norm, rows.gate_mul
 
 
 @pytest.fixture
@@ -167,7 +172,7 @@ def test_more_inputs_than_the_cache_holds_change_no_bit() -> None:
     torch.testing.assert_close(y_TF, x_TK @ noise(40, 9000).T, atol=1e-2, rtol=1e-4)
 
 
-# ---- rms_norm and silu_mul ---------------------------------------------
+# ---- rms_norm and gate_mul ---------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -190,6 +195,19 @@ def test_rms_norm_rounds_before_or_after_its_weight(kind: str) -> None:
     late = rms_norm(x_TH, weight_H, 1e-6, rounds_late=True)
     assert torch.equal(late, wide.bfloat16())
     assert not torch.equal(late, rms_norm(x_TH, weight_H, 1e-6))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rounds_late", [True, False])
+def test_a_weight_and_one_is_summed_in_float32(kind: str, rounds_late: bool) -> None:
+    """In bfloat16 1 + 0.003 would be 1."""
+    rms_norm, _ = rows_of(kind)
+    x_TH, weight_H = noise(8, 64, dtype=torch.bfloat16), torch.full((64,), 0.003).bfloat16()
+    got = rms_norm(x_TH, weight_H, 1e-6, rounds_late=rounds_late, adds_one=True)
+    normed = rms_norm(x_TH.float(), torch.ones(64), 1e-6)
+    normed = normed if rounds_late else normed.bfloat16().float()
+    assert torch.equal(got, (normed * (1.0 + weight_H.float())).bfloat16())
+    assert not torch.equal(got, normed.bfloat16())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -221,11 +239,29 @@ def test_rms_norm_of_tiny_values_is_held_up_by_eps(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("spread", [3, 100])
-def test_silu_mul_is_its_formula(kind: str, dtype: torch.dtype, spread: int) -> None:
-    _, silu_mul = rows_of(kind)
+@pytest.mark.parametrize("activation", Activation)
+def test_gate_mul_is_its_formula(
+    kind: str, dtype: torch.dtype, spread: int, activation: Activation
+) -> None:
+    _, gate_mul = rows_of(kind)
     gate_up_TF = noise(7, 100, dtype=dtype) * spread
     gate, up = gate_up_TF[:, :50].double(), gate_up_TF[:, 50:].double()
-    close(silu_mul(gate_up_TF), gate / (1 + torch.exp(-gate)) * up, dtype)
+    wanted = {
+        Activation.SILU: gate / (1 + torch.exp(-gate)),
+        Activation.GELU_TANH: gate / 2 * (1 + torch.tanh(0.79788456 * (gate + 0.044715 * gate**3))),
+    }
+    close(gate_mul(gate_up_TF, activation), wanted[activation] * up, dtype)
+
+
+@pytest.mark.parametrize("activation", Activation)
+def test_each_activation_is_close_to_torchs_everywhere(activation: Activation) -> None:
+    """In relation to each value, of small gates and of such that are all but shut."""
+    gate_F = torch.cat([torch.linspace(-9, 9, 4001), torch.logspace(-30, 4, 69)])
+    gate_F = torch.cat([gate_F, -gate_F])
+    _, gate_mul = rows_of("cpu")
+    got = gate_mul(torch.stack([gate_F, torch.ones_like(gate_F)]).view(1, -1), activation)[0]
+    wanted = OF_TORCH[activation](gate_F.double())
+    torch.testing.assert_close(got.double(), wanted, atol=1e-13, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -237,10 +273,11 @@ def test_rows_of_elementwise_layers_have_the_same_bits_in_any_batch(
 ) -> None:
     """Batches large enough to be cut over threads, in the middle of rows too."""
     set_threads(num_threads)
-    rms_norm, silu_mul = rows_of(kind, num_threads)
+    rms_norm, gate_mul = rows_of(kind, num_threads)
     weight_H = noise(size, dtype=dtype)
     norm: RowWise = lambda x_TH: rms_norm(x_TH, weight_H, 1e-5)  # noqa: E731
-    for layer, num_columns in ((norm, size), (silu_mul, 2 * size)):
+    gates: list[RowWise] = [partial(gate_mul, activation=activation) for activation in Activation]
+    for layer, num_columns in ((norm, size), *((gate, 2 * size) for gate in gates)):
         x = noise(1001, num_columns, dtype=dtype, seed=1) * 3
         alone = torch.cat([layer(row) for row in x.split(1)])
         for num_rows in (2, 301, 683, 1001):
@@ -248,12 +285,12 @@ def test_rows_of_elementwise_layers_have_the_same_bits_in_any_batch(
 
 
 def test_nan_stays_in_its_row() -> None:
-    rms_norm, silu_mul = rows_of("cpu")
+    rms_norm, gate_mul = rows_of("cpu")
     x_TH = noise(3, 64)
     x_TH[1, 5] = torch.nan
     for result in (
         rms_norm(x_TH, noise(64), 1e-6),
-        silu_mul(x_TH),
+        *(gate_mul(x_TH, activation) for activation in Activation),
         make_linear("cpu")(noise(40, 64))(x_TH),
     ):
         assert result[1].isnan().any()
@@ -262,13 +299,17 @@ def test_nan_stays_in_its_row() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rounds_late", [True, False])
+@pytest.mark.parametrize("adds_one", [True, False])
 @pytest.mark.parametrize("size", [1, 8, 37, 64, 100, 576, 1536, 4096, 16384])
-def test_rms_norm_rounds_as_torch_does(dtype: torch.dtype, rounds_late: bool, size: int) -> None:
+def test_rms_norm_rounds_as_torch_does(
+    dtype: torch.dtype, rounds_late: bool, adds_one: bool, size: int
+) -> None:
     """To the bit: what is compared with transformers differs from it in nothing here."""
     x_TH, weight_H = noise(20, size, dtype=dtype) * 3, noise(size, dtype=dtype, seed=1)
     ours, _ = rows_of("cpu")
     got, wanted = (
-        norm(x_TH, weight_H, 1e-6, rounds_late=rounds_late) for norm in (ours, TORCH.rms_norm)
+        norm(x_TH, weight_H, 1e-6, rounds_late=rounds_late, adds_one=adds_one)
+        for norm in (ours, TORCH.rms_norm)
     )
     assert torch.equal(got, wanted)
 
@@ -283,7 +324,8 @@ def test_a_residual_and_its_norm_are_those_of_torch(
     x_TH, y_TH, weight_H = (noise(n, size, dtype=dtype, seed=n) for n in (200, 200, 1))
     y_TH, before = y_TH.flip(0), x_TH.clone()
     rows = CpuRows(load_library(), num_threads)
-    got = rows.add_rms_norm(x_TH, y_TH, weight_H[0], 1e-6)
-    wanted = TORCH.add_rms_norm(x_TH, y_TH, weight_H[0], 1e-6)
-    assert all(map(torch.equal, got, wanted))
+    for by in ({}, {"rounds_late": True, "adds_one": True}):
+        got = rows.add_rms_norm(x_TH, y_TH, weight_H[0], 1e-6, **by)
+        wanted = TORCH.add_rms_norm(x_TH, y_TH, weight_H[0], 1e-6, **by)
+        assert all(map(torch.equal, got, wanted))
     assert torch.equal(x_TH, before)

@@ -13,7 +13,7 @@ from orca_kernels.cpu.build import load_library
 from orca_kernels.cpu.rows import CpuRows
 from orca_kernels.reference import rotate, rotate_and_write
 
-from orca_dist.models.layers import Rotary, scaled
+from orca_dist.models.layers import Rotary, rounded, scaled
 from tests.unit.test_kernels import DTYPES, close, noise
 
 BLOCK_SIZE = 12
@@ -111,3 +111,17 @@ def test_scaled_by_one_is_the_tensor_itself() -> None:
     x_TH = noise(3, 4)
     assert scaled(x_TH, 1.0) is x_TH
     assert torch.equal(scaled(x_TH, 0.5), x_TH / 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rounded_as_torch_does(dtype: torch.dtype) -> None:
+    """Roots of hidden sizes; and 257 and 259, which lie between two numbers of bfloat16."""
+    for factor in (
+        *(math.sqrt(size) for size in range(1, 300)),
+        257.0,
+        259.0,
+        0.1,
+        1e-3,
+        12345.678,
+    ):
+        assert rounded(factor, dtype) == float(torch.tensor(factor, dtype=dtype))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from orca_kernels import dispatch, kernels_for
-from orca_kernels.triton.tiles import CHUNK, KEYS, MAX_CHUNKS, NARROW, SHORT, Tiles, tiles_of
+from orca_kernels.triton.tiles import (
+    CHUNK,
+    KEYS,
+    MAX_CHUNKS,
+    NARROW,
+    SHORT,
+    Tiles,
+    decode_tiles_of,
+    tiles_of,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 CUDA = torch.device("cuda", 0)
@@ -97,6 +107,63 @@ def test_the_costliest_programs_come_first() -> None:
         end - first for *_, first, end, _ in tiled([(3, 1), (0, 200), (90, 1)], 1).tiles.tolist()
     ]
     assert costs == sorted(costs, reverse=True)
+
+
+# ---- tiles that are captured -------------------------------------------
+
+decodes = st.lists(st.integers(0, 40_000), min_size=1, max_size=6)
+
+
+def decoded(starts: list[int], group: int) -> Tiles:
+    return decode_tiles_of(starts, [10] * len(starts), group, WIDE)
+
+
+@given(starts=decodes, group=groups)
+def test_decodes_have_the_tiles_of_any_batch_and_idle_ones(starts: list[int], group: int) -> None:
+    exact, padded = tiled([(start, 1) for start in starts], group), decoded(starts, group)
+    for ours, theirs in ((padded.tiles, exact.tiles), (padded.merges, exact.merges)):
+        assert torch.equal(ours[: len(theirs)], theirs)
+        assert not ours[len(theirs) :].any(), "length 0, and no rows to merge"
+    assert padded.num_partial_rows >= exact.num_partial_rows
+    assert padded.max_merged_rows >= exact.max_merged_rows
+    assert padded.has_wide == exact.has_wide
+
+
+@given(starts=st.lists(decodes, min_size=2, max_size=2), group=groups)
+def test_all_but_the_tables_follows_from_their_sizes(starts: list[list[int]], group: int) -> None:
+    """And how many there are, so that a launch which was captured serves them all."""
+    num = min(map(len, starts))
+    first, second = (decoded(each[:num], group) for each in starts)
+    if first.sizes == second.sizes:
+        rest = ("has_wide", "max_merged_rows", "num_partial_rows")
+        assert all(asdict(first)[name] == asdict(second)[name] for name in rest)
+
+
+@given(starts=decodes, group=groups)
+def test_there_are_four_sizes(starts: list[int], group: int) -> None:
+    uncut = len(decoded([0] * len(starts), group).tiles)
+    padded, num = decoded(starts, group), len(tiled([(start, 1) for start in starts], group).tiles)
+    assert len(padded.tiles) // uncut in (1, 4, 16, MAX_CHUNKS)
+    assert num <= len(padded.tiles) < max(4 * num, uncut + 1)
+    assert len(padded.merges) == (uncut if num > uncut else 0)
+
+
+def test_a_longest_context_has_the_most_programs() -> None:
+    assert decoded([40_000] * 3, 8).sizes == (3 * MAX_CHUNKS, 3)
+    assert decoded([40_000, 0, 0], 8).sizes == (3 * 16, 3)
+    assert decoded([CHUNK - 1] * 3, 8).sizes == (3, 0)
+
+
+@given(starts=decodes, group=groups)
+def test_packed_tables_can_be_laid_over_again(starts: list[int], group: int) -> None:
+    tiles = decoded(starts, group)
+    packed = tiles.packed()
+    assert packed.dtype is torch.int64
+    over = tiles.over(packed)
+    assert torch.equal(over.tiles, tiles.tiles)
+    assert torch.equal(over.merges, tiles.merges)
+    packed.zero_()
+    assert not over.tiles.any(), "views"
 
 
 # ---- dispatch ----------------------------------------------------------

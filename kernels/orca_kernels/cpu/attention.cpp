@@ -4,6 +4,7 @@
 // the query heads of that KV head for a few positions, so that keys are read once
 // for all of them. Softmax is computed online, span by span of a few blocks:
 //   m' = max(m, max_j s_j);  l' = l e^(m-m') + sum_j e^(s_j-m');  o' likewise.
+// Where there is a softcap, a score s counts as softcap * tanh(s / softcap).
 // The order of every sum depends on the position, the block size and the window only,
 // never on the batch, the tile, or the thread: a row has the same bits wherever it runs.
 //
@@ -41,7 +42,7 @@ constexpr IntVec kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 1
 
 struct Shape {
   int64_t num_heads, num_kv_heads, head_dim, block_size, window;
-  float scale;
+  float scale, softcap;  // softcap 0: none
 
   int64_t group() const { return num_heads / num_kv_heads; }
   int64_t blocks_of_span() const { return std::max<int64_t>(1, kSpan / block_size); }
@@ -162,6 +163,16 @@ void score_rows(const Shape& shape, Tile& tile, const Span<Element>& span) {
         score<rows(), 1>(shape, span, part, queries, scores, tile.num_lanes);
     });
   });
+}
+
+// Scores become softcap * tanh(score / softcap).
+inline void cap_scores(const Shape& shape, Tile& tile, int64_t num_parts) {
+  const float inverse = 1.0f / shape.softcap;
+  for (int64_t row = 0; row < tile.num_rows; ++row) {
+    float* const scores = &tile.scores[row * tile.num_lanes];
+    for (int64_t part = 0; part < num_parts; ++part)
+      store(scores + part * kLanes, tanh_of(load(scores + part * kLanes) * inverse) * shape.softcap);
+  }
 }
 
 template <class Element>
@@ -294,6 +305,7 @@ void add_rows(const Shape& shape, Tile& tile, const Span<Element>& span, const S
 template <class Element>
 void take_in(const Shape& shape, Tile& tile, const Span<Element>& span, const Span<Element>& next) {
   score_rows(shape, tile, span);
+  if (shape.softcap > 0.0f) cap_scores(shape, tile, span.num);
   soften(shape, tile, span);
   add_rows(shape, tile, span, next);
 }
@@ -427,13 +439,14 @@ void attend_batch(const Shape& shape, const Request* requests, int64_t num_reque
 // q and out are [T, N, D], k [B, M, D, S], v [B, M, S, D], all contiguous. `requests` holds
 // num_requests rows of (first_row, start, length, first_block); `blocks` all block
 // tables back to back. `is_bf16` says what all four tensors hold. A row sees the last
-// `window` positions, its own among them, or with 0 all of them.
+// `window` positions, its own among them, or with 0 all of them. A `softcap` of 0 is none.
 extern "C" void orca_paged_attention(int64_t is_bf16, const void* q, const void* k, const void* v,
                                      void* out, const int64_t* requests, int64_t num_requests,
                                      const int64_t* blocks, int64_t num_heads,
                                      int64_t num_kv_heads, int64_t head_dim, int64_t block_size,
-                                     int64_t window, float scale, int64_t num_threads) {
-  const Shape shape{num_heads, num_kv_heads, head_dim, block_size, window, scale};
+                                     int64_t window, float scale, float softcap,
+                                     int64_t num_threads) {
+  const Shape shape{num_heads, num_kv_heads, head_dim, block_size, window, scale, softcap};
   const Request* rows = reinterpret_cast<const Request*>(requests);
   const auto run = is_bf16 ? attend_batch<uint16_t> : attend_batch<float>;
   const int64_t num_shares = num_threads * kSharesEach;

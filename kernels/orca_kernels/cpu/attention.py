@@ -41,7 +41,7 @@ class CpuAttention:
             ctypes.c_int64,
             ctypes.c_void_p,
             *sizes,
-            ctypes.c_float,
+            *[ctypes.c_float] * 2,
             ctypes.c_int64,
         ]
         self._kernel.restype = None
@@ -55,6 +55,7 @@ class CpuAttention:
         context: AttentionContext,
         scale: float,
         window: int | None = None,
+        softcap: float | None = None,
     ) -> torch.Tensor:
         if k_BSMD.stride(1) != 1 or v_BSMD.stride(3) != 1:
             raise ValueError("these kernels read keys and values as empty_kv() lays them out")
@@ -73,6 +74,7 @@ class CpuAttention:
             k_BSMD.shape[1],
             window or 0,
             scale,
+            softcap or 0.0,
             self._num_threads if is_dear else 1,
         )
         return out_TND

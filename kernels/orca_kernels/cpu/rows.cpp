@@ -75,19 +75,25 @@ float sum_of_squares(const T* x, int64_t H) {
   return sum;
 }
 
-// x / sqrt(mean(x^2) + eps) * weight; rounded before the weight too, unless `rounds_late`.
+// How a norm is weighted.
+struct Weighting {
+  bool rounds_late;  // else it is rounded before the weight, too
+  float added;       // to the weight
+};
+
+// x / sqrt(mean(x^2) + eps) * (weight + added).
 template <class T>
-void norm_row(const T* x, const T* weight, T* y, int64_t H, float eps, bool rounds_late) {
+void norm_row(const T* x, const T* weight, T* y, int64_t H, float eps, Weighting by) {
   const float sum = sum_of_squares(x, H);
   const float factor = 1.0f / std::sqrt(sum / static_cast<float>(H) + eps);
   int64_t h = 0;
   for (; h + kLanes <= H; h += kLanes) {
     const Vec normed = load(x + h) * factor;
-    store(y + h, (rounds_late ? normed : rounded<T>(normed)) * load(weight + h));
+    store(y + h, (by.rounds_late ? normed : rounded<T>(normed)) * (load(weight + h) + by.added));
   }
   for (; h < H; ++h) {
     const float normed = widened(x[h]) * factor;
-    y[h] = narrowed<T>((rounds_late ? normed : rounded<T>(normed)) * widened(weight[h]));
+    y[h] = narrowed<T>((by.rounds_late ? normed : rounded<T>(normed)) * (widened(weight[h]) + by.added));
   }
 }
 
@@ -99,22 +105,32 @@ void add_row(const T* x, const T* y, T* sum, int64_t H) {
   for (; h < H; ++h) sum[h] = narrowed<T>(widened(x[h]) + widened(y[h]));
 }
 
-// g / (1 + e^-g); e is taken of -|g|, which can't overflow.
-inline Vec silu(Vec g) {
-  const Vec e = exp_negative(g < 0.0f ? g : -g);
-  return (g < 0.0f ? g * e : g) / (e + 1.0f);
+// g / (1 + e^-z); e is taken of -|z|, which can't overflow.
+inline Vec times_sigmoid(Vec g, Vec z) {
+  const Vec e = exp_negative(z < 0.0f ? z : -z);
+  return (z < 0.0f ? g * e : g) / (e + 1.0f);
 }
 
-// silu(gate) * up; the last few as a whole vector, too.
-template <class T>
+// What a gate goes through.
+struct Silu {
+  static Vec of(Vec g) { return times_sigmoid(g, g); }
+};
+
+// g / 2 * (1 + tanh(z / 2)), which is g * sigmoid(z).
+struct GeluTanh {
+  static Vec of(Vec g) { return times_sigmoid(g, (g + g * g * g * 0.044715f) * 1.59576912f); }
+};
+
+// activation(gate) * up; the last few as a whole vector, too.
+template <class T, class Activation>
 void gate_row(const T* gate, const T* up, T* y, int64_t F) {
   int64_t f = 0;
   for (; f + kLanes <= F; f += kLanes)
-    store(y + f, rounded<T>(silu(load(gate + f))) * load(up + f));
+    store(y + f, rounded<T>(Activation::of(load(gate + f))) * load(up + f));
   T gates[kLanes] = {}, ups[kLanes] = {}, last[kLanes];
   std::copy(gate + f, gate + F, gates);
   std::copy(up + f, up + F, ups);
-  store(last, rounded<T>(silu(load(gates))) * load(ups));
+  store(last, rounded<T>(Activation::of(load(gates))) * load(ups));
   std::copy(last, last + (F - f), y + f);
 }
 
@@ -168,34 +184,33 @@ void rotate_rows(const Rotation& r, int64_t begin, int64_t end) {
 }
 
 template <class T>
-void norm_rows(const void* x, const void* weight, void* y, int64_t rows, int64_t H, float eps,
-               bool rounds_late, int64_t num_threads) {
+void norm_rows(const void* x, const void* weight, void* y, int64_t rows, int64_t H, float eps, Weighting by,
+               int64_t num_threads) {
   deal_out(num_threads, rows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row)
       norm_row(static_cast<const T*>(x) + row * H, static_cast<const T*>(weight),
-               static_cast<T*>(y) + row * H, H, eps, rounds_late);
+               static_cast<T*>(y) + row * H, H, eps, by);
   });
 }
 
 template <class T>
 void add_norm_rows(const void* x, const void* y, const void* weight, void* sum, void* normed,
-                   int64_t rows, int64_t H, float eps, bool rounds_late, int64_t num_threads) {
+                   int64_t rows, int64_t H, float eps, Weighting by, int64_t num_threads) {
   deal_out(num_threads, rows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       T* const sum_row = static_cast<T*>(sum) + row * H;
       add_row(static_cast<const T*>(x) + row * H, static_cast<const T*>(y) + row * H, sum_row, H);
-      norm_row(sum_row, static_cast<const T*>(weight), static_cast<T*>(normed) + row * H, H, eps,
-               rounds_late);
+      norm_row(sum_row, static_cast<const T*>(weight), static_cast<T*>(normed) + row * H, H, eps, by);
     }
   });
 }
 
-template <class T>
+template <class T, class Activation>
 void gate_rows(const void* gate_up, void* y, int64_t rows, int64_t F, int64_t num_threads) {
   deal_out(num_threads, rows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const T* gate = static_cast<const T*>(gate_up) + row * 2 * F;
-      gate_row(gate, gate + F, static_cast<T*>(y) + row * F, F);
+      gate_row<T, Activation>(gate, gate + F, static_cast<T*>(y) + row * F, F);
     }
   });
 }
@@ -203,22 +218,25 @@ void gate_rows(const void* gate_up, void* y, int64_t rows, int64_t F, int64_t nu
 }  // namespace
 
 extern "C" void orca_rms_norm(int64_t is_bf16, const void* x, const void* weight, void* y, int64_t rows,
-                              int64_t H, float eps, int64_t rounds_late, int64_t num_threads) {
+                              int64_t H, float eps, int64_t rounds_late, float added,
+                              int64_t num_threads) {
   const auto run = is_bf16 ? norm_rows<uint16_t> : norm_rows<float>;
-  run(x, weight, y, rows, H, eps, rounds_late != 0, num_threads);
+  run(x, weight, y, rows, H, eps, {rounds_late != 0, added}, num_threads);
 }
 
 extern "C" void orca_add_rms_norm(int64_t is_bf16, const void* x, const void* y, const void* weight,
                                   void* sum, void* normed, int64_t rows, int64_t H, float eps,
-                                  int64_t rounds_late, int64_t num_threads) {
+                                  int64_t rounds_late, float added, int64_t num_threads) {
   const auto run = is_bf16 ? add_norm_rows<uint16_t> : add_norm_rows<float>;
-  run(x, y, weight, sum, normed, rows, H, eps, rounds_late != 0, num_threads);
+  run(x, y, weight, sum, normed, rows, H, eps, {rounds_late != 0, added}, num_threads);
 }
 
-// gate_up [rows, 2 F], gate first; y [rows, F].
-extern "C" void orca_silu_mul(int64_t is_bf16, const void* gate_up, void* y, int64_t rows, int64_t F,
-                              int64_t num_threads) {
-  (is_bf16 ? gate_rows<uint16_t> : gate_rows<float>)(gate_up, y, rows, F, num_threads);
+// gate_up [rows, 2 F], gate first; y [rows, F]. The gate goes through SiLU, or GELU's tanh form.
+extern "C" void orca_gate_mul(int64_t is_bf16, int64_t is_gelu, const void* gate_up, void* y, int64_t rows,
+                              int64_t F, int64_t num_threads) {
+  const auto run = is_bf16 ? (is_gelu ? gate_rows<uint16_t, GeluTanh> : gate_rows<uint16_t, Silu>)
+                           : (is_gelu ? gate_rows<float, GeluTanh> : gate_rows<float, Silu>);
+  run(gate_up, y, rows, F, num_threads);
 }
 
 // q [T, N, D], k and v [T, M, D] with strides from row to row; cos and sin [T, D], or null; k and v

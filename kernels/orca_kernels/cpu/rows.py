@@ -9,22 +9,23 @@ import ctypes
 
 import torch
 
+from orca_kernels.activation import Activation
 from orca_kernels.context import AttentionContext, Rotation
 
 MIN_THREADED_ELEMENTS = 100_000  # fewer aren't worth waking a thread for
 
 
 class CpuRows:
-    """Norms, silu_mul and rotate_and_write, for float32 and bfloat16."""
+    """Norms, gate_mul and rotate_and_write, for float32 and bfloat16."""
 
     def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
         size, pointer, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
         self._norm = library.orca_rms_norm
-        self._norm.argtypes = [size, *[pointer] * 3, size, size, real, size, size]
+        self._norm.argtypes = [size, *[pointer] * 3, size, size, real, size, real, size]
         self._add_norm = library.orca_add_rms_norm
-        self._add_norm.argtypes = [size, *[pointer] * 5, size, size, real, size, size]
-        self._gate = library.orca_silu_mul
-        self._gate.argtypes = [size, pointer, pointer, size, size, size]
+        self._add_norm.argtypes = [size, *[pointer] * 5, size, size, real, size, real, size]
+        self._gate = library.orca_gate_mul
+        self._gate.argtypes = [size, size, pointer, pointer, size, size, size]
         self._rotate = library.orca_rotate_and_write
         self._rotate.argtypes = [
             *[size] * 2,
@@ -44,6 +45,7 @@ class CpuRows:
         eps: float,
         *,
         rounds_late: bool = False,
+        adds_one: bool = False,
     ) -> torch.Tensor:
         """See reference.rms_norm."""
         x = x.contiguous()
@@ -58,6 +60,7 @@ class CpuRows:
             hidden,
             eps,
             rounds_late,
+            float(adds_one),
             self._threads(x),
         )
         return y
@@ -70,6 +73,7 @@ class CpuRows:
         eps: float,
         *,
         rounds_late: bool = False,
+        adds_one: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See reference.add_rms_norm."""
         x_TH, y_TH = x_TH.contiguous(), y_TH.contiguous()
@@ -80,17 +84,19 @@ class CpuRows:
             *x_TH.shape,
             eps,
             rounds_late,
+            float(adds_one),
             self._threads(x_TH),
         )
         return sum_TH, normed_TH
 
-    def silu_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
-        """See reference.silu_mul."""
+    def gate_mul(self, gate_up_TF: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """See reference.gate_mul."""
         gate_up_TF = gate_up_TF.contiguous()
         num_rows, num_both = gate_up_TF.shape
         y_TF = gate_up_TF.new_empty(num_rows, num_both // 2)
         self._gate(
             gate_up_TF.dtype is torch.bfloat16,
+            activation is Activation.GELU_TANH,
             gate_up_TF.data_ptr(),
             y_TF.data_ptr(),
             num_rows,

@@ -108,4 +108,18 @@ inline Vec exp_negative(Vec x) {
   return p * factor;
 }
 
+// tanh(x) (NaN stays NaN): near 0 x times a polynomial of x^2 (Cephes' coefficients), elsewhere by e^-2|x|.
+inline Vec tanh_of(Vec x) {
+  const Vec size = x < 0.0f ? -x : x;
+  const Vec e = exp_negative(size * -2.0f);
+  const Vec large = (1.0f - e) / (e + 1.0f);
+  const Vec square = x * x;
+  Vec p = splat(-5.70498872745e-3f);
+  p = p * square + 2.06390887954e-2f;
+  p = p * square - 5.37397155531e-2f;
+  p = p * square + 1.33314422036e-1f;
+  p = p * square - 3.33332819422e-1f;
+  return size < 0.625f ? p * square * x + x : (x < 0.0f ? -large : large);
+}
+
 }  // namespace orca

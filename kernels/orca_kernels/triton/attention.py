@@ -6,12 +6,17 @@ tile's part of the context and keeps a running softmax. Where a context is cut i
 share a tile, so keys and values are read once for all of them. KV of fewer bits than the
 queries is widened as it is loaded.
 
+A softcap bounds a score s to softcap * tanh(s / softcap), with tanh(x) = 1 - 2 / (e^2x + 1), which
+nothing can make overflow. As scores are powers of 2 here, factors are chosen so that it takes
+one product less: see `score_factors`.
+
 Shapes: T rows of the batch, N query heads, M KV heads, D head size, B blocks of S slots;
 in a program R flat rows of a tile, K keys of a step, C chunks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -26,6 +31,7 @@ from orca_kernels.triton.tiles import (
     NARROW,
     TILE_COLUMNS,
     Tiles,
+    decode_tiles_of,
     tiles_of,
 )
 
@@ -48,6 +54,7 @@ def attend_tiles(
     total_ptr,
     sum_ptr,
     scale,
+    cap,
     window,
     group,
     HEAD_DIM: tl.constexpr,
@@ -57,20 +64,21 @@ def attend_tiles(
     WIDE_ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     HAS_WIDE: tl.constexpr,
+    HAS_CAP: tl.constexpr,
 ):
-    """Grid (P tiles, M). `scale` holds log2(e) too. Without HAS_WIDE all tiles are narrow."""
+    """Grid (P tiles, M). Without HAS_WIDE all tiles are narrow. scale, cap: see score_factors()."""
     tile_ptr = tiles_ptr + tl.program_id(0) * TILE_STRIDE
     is_wide = tl.load(tile_ptr + 2) * group > NARROW_ROWS if HAS_WIDE else False
     # fmt: off
     if is_wide:
         attend_tile(
             q_ptr, k_ptr, v_ptr, out_ptr, blocks_ptr, tile_ptr, peak_ptr, total_ptr, sum_ptr,
-            scale, window, group, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, WIDE_ROWS, KEYS,
+            scale, cap, window, group, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, WIDE_ROWS, KEYS, HAS_CAP,
         )
     else:
         attend_tile(
             q_ptr, k_ptr, v_ptr, out_ptr, blocks_ptr, tile_ptr, peak_ptr, total_ptr, sum_ptr,
-            scale, window, group, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, NARROW_ROWS, KEYS,
+            scale, cap, window, group, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, NARROW_ROWS, KEYS, HAS_CAP,
         )
     # fmt: on
 
@@ -87,6 +95,7 @@ def attend_tile(
     total_ptr,
     sum_ptr,
     scale,
+    cap,
     window,
     group,
     HEAD_DIM: tl.constexpr,
@@ -94,6 +103,7 @@ def attend_tile(
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    HAS_CAP: tl.constexpr,
 ):
     """One tile of ROWS flat rows, of which those past the request's last are idle."""
     first_row = tl.load(tile_ptr)
@@ -128,6 +138,8 @@ def attend_tile(
         behind_RK = position_R[:, None] - key_K[None, :]
         is_seen_RK = is_key_K[None, :] & (behind_RK >= 0) & (behind_RK < window)
         score_RK = tl.dot(q_RD, tl.trans(k_KD), input_precision="ieee") * scale
+        if HAS_CAP:
+            score_RK = cap - 2.0 * cap / (tl.exp2(score_RK) + 1.0)
         score_RK = tl.where(is_seen_RK, score_RK, float("-inf"))
         new_peak_R = tl.maximum(peak_R, tl.max(score_RK, 1))
         base_R = tl.where(new_peak_R == float("-inf"), 0.0, new_peak_R)
@@ -208,8 +220,18 @@ def merge_chunks(
         tl.store(out_ptr + dim_D, out_D.to(out_ptr.dtype.element_ty), mask=dim_D < HEAD_DIM)
 
 
+def score_factors(scale: float, softcap: float | None) -> tuple[float, float]:
+    """What a product of query and key is multiplied by, and the cap: both for powers of 2.
+
+    With a cap the first makes e^2x of tanh(x) a power of 2, x being the score by the softcap.
+    """
+    if softcap is None:
+        return scale * LOG2_E, 0.0
+    return 2.0 * scale / softcap * LOG2_E, softcap * LOG2_E
+
+
 def tile_constants(
-    *, head_dim: int, block_size: int, itemsize: int, has_wide: bool
+    *, head_dim: int, block_size: int, itemsize: int, has_wide: bool, has_cap: bool
 ) -> dict[str, int]:
     """What attend_tiles is compiled for, with queries of `itemsize` bytes an element.
 
@@ -226,6 +248,7 @@ def tile_constants(
         "WIDE_ROWS": wide_rows(head_dim=head_dim, itemsize=itemsize),
         "KEYS": (32 if has_tensor_cores else 16) * (2 if padded_dim <= 64 else 1),
         "HAS_WIDE": has_wide,
+        "HAS_CAP": has_cap,
         "num_warps": 4 if has_tensor_cores and padded_dim <= 128 else 8,
         "enable_fp_fusion": True,
         "num_stages": 2 if has_tensor_cores or padded_dim <= 128 else 3,
@@ -235,6 +258,19 @@ def tile_constants(
 def wide_rows(*, head_dim: int, itemsize: int) -> int:
     """Flat rows of a wide tile; fewer in float32, whose products have no tensor cores."""
     return 64 if itemsize < 4 else 32 if head_dim <= 128 else NARROW
+
+
+def decode_tiles(
+    *, group: int, head_dim: int, itemsize: int
+) -> Callable[[Sequence[int], Sequence[int]], Tiles] | None:
+    """Makes the tables of decodes from starts and numbers of blocks, for such layers.
+
+    None: their heads are the reference's, which reads lengths on the host.
+    """
+    if head_dim > MAX_HEAD_DIM:
+        return None
+    wide = wide_rows(head_dim=head_dim, itemsize=itemsize)
+    return partial(decode_tiles_of, group=group, wide=wide)
 
 
 def merge_constants(*, head_dim: int) -> dict[str, int]:
@@ -277,10 +313,11 @@ class TritonAttention:
         context: AttentionContext,
         scale: float,
         window: int | None = None,
+        softcap: float | None = None,
     ) -> torch.Tensor:
         """See reference.paged_attention."""
         if k_BSMD.shape[3] > MAX_HEAD_DIM:
-            return reference.paged_attention(q_TND, k_BSMD, v_BSMD, context, scale, window)
+            return reference.paged_attention(q_TND, k_BSMD, v_BSMD, context, scale, window, softcap)
         q_TND = q_TND.contiguous()
         out_TND = torch.empty_like(q_TND)
         _, block_size, num_kv_heads, head_dim = k_BSMD.shape
@@ -288,7 +325,11 @@ class TritonAttention:
         wide = wide_rows(head_dim=head_dim, itemsize=itemsize)
         tiles = self._tiles(context, group, wide, q_TND.device)
         constants = tile_constants(
-            head_dim=head_dim, block_size=block_size, itemsize=itemsize, has_wide=tiles.has_wide
+            head_dim=head_dim,
+            block_size=block_size,
+            itemsize=itemsize,
+            has_wide=tiles.has_wide,
+            has_cap=softcap is not None,
         )
         left = partials(tiles.num_partial_rows, num_kv_heads, head_dim, q_TND.device)
         attend_tiles[len(tiles.tiles), num_kv_heads](
@@ -299,7 +340,7 @@ class TritonAttention:
             context.flat_blocks,
             tiles.tiles,
             *left,
-            scale * LOG2_E,
+            *score_factors(scale, softcap),
             window or NO_WINDOW,
             group,
             **constants,
@@ -313,6 +354,8 @@ class TritonAttention:
     def _tiles(
         self, context: AttentionContext, group: int, wide: int, device: torch.device
     ) -> Tiles:
+        if context.tiles is not None:
+            return context.tiles
         if self._context is not context:
             num_blocks = [len(blocks) for blocks in context.blocks]
             lengths = (context.starts, context.lengths, num_blocks)

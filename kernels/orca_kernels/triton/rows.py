@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from orca_kernels.activation import Activation
 from orca_kernels.context import AttentionContext, Rotation
 
 PROGRAM_ELEMENTS = 4096  # of rows that are short; a long row has a program of its own
@@ -35,6 +36,7 @@ def norm_rows(
     COLUMNS: tl.constexpr,
     IS_ADDED: tl.constexpr,
     ROUNDS_LATE: tl.constexpr,
+    ADDS_ONE: tl.constexpr,
 ):
     """Rows of SIZE elements: PARTS of them back to back, and such groups `row_stride` apart.
 
@@ -56,13 +58,18 @@ def norm_rows(
     if not ROUNDS_LATE:
         normed_RC = normed_RC.to(x_RC.dtype).to(tl.float32)
     weight_C = tl.load(weight_ptr + column_C, mask=column_C < SIZE, other=0.0).to(tl.float32)
+    if ADDS_ONE:
+        weight_C += 1.0
     y_RC = (weight_C[None, :] * normed_RC).to(x_RC.dtype)
     tl.store(y_ptr + packed_RC, y_RC, mask=is_held_RC)
 
 
 @triton.jit
-def gate_rows(gate_up_ptr, y_ptr, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
-    """Grid (T, pieces of COLUMNS of a row's SIZE results)."""
+def gate_rows(gate_up_ptr, y_ptr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, IS_GELU: tl.constexpr):
+    """Grid (T, pieces of COLUMNS of a row's SIZE results): SiLU of the gate, or GELU's tanh form.
+
+    Both are g / (1 + e^-z), with GELU's g / 2 * (1 + tanh(z / 2)) written as that.
+    """
     row = tl.program_id(0).to(tl.int64)
     column_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_held_C = column_C < SIZE
@@ -70,8 +77,11 @@ def gate_rows(gate_up_ptr, y_ptr, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
     gate_C = tl.load(gate_ptr + column_C, mask=is_held_C, other=0.0)
     up_C = tl.load(gate_ptr + SIZE + column_C, mask=is_held_C, other=0.0).to(tl.float32)
     wide_C = gate_C.to(tl.float32)
-    silu_C = (wide_C / (1.0 + tl.exp(-wide_C))).to(gate_C.dtype).to(tl.float32)
-    tl.store(y_ptr + row * SIZE + column_C, (silu_C * up_C).to(gate_C.dtype), mask=is_held_C)
+    z_C = wide_C
+    if IS_GELU:
+        z_C = (wide_C + wide_C * wide_C * wide_C * 0.044715) * 1.5957691216
+    gated_C = (wide_C / (1.0 + tl.exp(-z_C))).to(gate_C.dtype).to(tl.float32)
+    tl.store(y_ptr + row * SIZE + column_C, (gated_C * up_C).to(gate_C.dtype), mask=is_held_C)
 
 
 @triton.jit
@@ -152,13 +162,22 @@ def rotate_heads(
 
 
 def rms_norm(
-    x: torch.Tensor, weight_H: torch.Tensor, eps: float, *, rounds_late: bool = False
+    x: torch.Tensor,
+    weight_H: torch.Tensor,
+    eps: float,
+    *,
+    rounds_late: bool = False,
+    adds_one: bool = False,
 ) -> torch.Tensor:
     """See reference.rms_norm; the heads of a row may be rows here, as a part of a wider one."""
     x, parts, row_stride = _parts(x)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     constants = norm_constants(
-        size=x.shape[-1], parts=parts, is_added=False, rounds_late=rounds_late
+        size=x.shape[-1],
+        parts=parts,
+        is_added=False,
+        rounds_late=rounds_late,
+        adds_one=adds_one,
     )
     num_rows = x.numel() // x.shape[-1]
     grid = (triton.cdiv(num_rows, constants["ROWS"]),)
@@ -173,18 +192,23 @@ def add_rms_norm(
     eps: float,
     *,
     rounds_late: bool = False,
+    adds_one: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See reference.add_rms_norm."""
     x_TH, y_TH = x_TH.contiguous(), y_TH.contiguous()
     sum_TH, normed_TH = torch.empty_like(x_TH), torch.empty_like(x_TH)
     num_rows, size = x_TH.shape
-    constants = norm_constants(size=size, parts=1, is_added=True, rounds_late=rounds_late)
+    constants = norm_constants(
+        size=size, parts=1, is_added=True, rounds_late=rounds_late, adds_one=adds_one
+    )
     grid = (triton.cdiv(num_rows, constants["ROWS"]),)
     norm_rows[grid](x_TH, y_TH, weight_H, sum_TH, normed_TH, num_rows, size, eps, **constants)
     return sum_TH, normed_TH
 
 
-def norm_constants(*, size: int, parts: int, is_added: bool, rounds_late: bool) -> dict[str, int]:
+def norm_constants(
+    *, size: int, parts: int, is_added: bool, rounds_late: bool, adds_one: bool
+) -> dict[str, int]:
     """What norm_rows is compiled for; a long row is read by more warps."""
     columns = triton.next_power_of_2(size)
     return {
@@ -194,6 +218,7 @@ def norm_constants(*, size: int, parts: int, is_added: bool, rounds_late: bool) 
         "COLUMNS": columns,
         "IS_ADDED": is_added,
         "ROUNDS_LATE": rounds_late,
+        "ADDS_ONE": adds_one,
         "num_warps": min(16, max(4, columns // 1024)),
         "enable_fp_fusion": True,
     }
@@ -207,20 +232,26 @@ def _parts(x: torch.Tensor) -> tuple[torch.Tensor, int, int]:
     return x.contiguous(), 1, size
 
 
-def silu_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
-    """See reference.silu_mul."""
+def gate_mul(gate_up_TF: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """See reference.gate_mul."""
     gate_up_TF = gate_up_TF.contiguous()
     num_rows, num_both = gate_up_TF.shape
     size = num_both // 2
     y_TF = gate_up_TF.new_empty(num_rows, size)
-    constants = gate_constants(size=size)
+    constants = gate_constants(size=size, activation=activation)
     gate_rows[num_rows, triton.cdiv(size, constants["COLUMNS"])](gate_up_TF, y_TF, **constants)
     return y_TF
 
 
-def gate_constants(*, size: int) -> dict[str, int]:
+def gate_constants(*, size: int, activation: Activation) -> dict[str, int]:
     """What gate_rows is compiled for."""
-    return {"SIZE": size, "COLUMNS": GATE_COLUMNS, "num_warps": 4, "enable_fp_fusion": True}
+    return {
+        "SIZE": size,
+        "COLUMNS": GATE_COLUMNS,
+        "IS_GELU": activation is Activation.GELU_TANH,
+        "num_warps": 4,
+        "enable_fp_fusion": True,
+    }
 
 
 def rotate_and_write(

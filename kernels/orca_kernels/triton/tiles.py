@@ -26,6 +26,7 @@ KEYS = 64  # chunks begin at multiples of this: the longest step of the kernel d
 
 TILE_COLUMNS = 8
 MERGE_COLUMNS = 5
+GROWTH = 4  # from one number of programs that is captured to the next
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,27 @@ class Tiles:
             table.pin_memory().to(device, non_blocking=True) for table in (self.tiles, self.merges)
         )
         return replace(self, tiles=tiles, merges=merges)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Rows of the two tables."""
+        return len(self.tiles), len(self.merges)
+
+    def packed(self) -> torch.Tensor:
+        """Both tables in one, int64 [N], as tables of a batch go to the device."""
+        words = [self.tiles.flatten(), self.merges.flatten()]
+        fill = words[0].new_zeros(self.merges.numel() % 2)
+        return torch.cat([*words, fill]).view(torch.int64)
+
+    def over(self, packed_N: torch.Tensor) -> Tiles:
+        """The same with tables that are views of such a tensor, whatever it holds."""
+        words = packed_N.view(torch.int32)
+        tiles, merges = words[: self.tiles.numel()], words[self.tiles.numel() :]
+        return replace(
+            self,
+            tiles=tiles.view(self.tiles.shape),
+            merges=merges[: self.merges.numel()].view(self.merges.shape),
+        )
 
 
 def tiles_of(
@@ -95,6 +117,36 @@ def tiles_of(
         max_merged_rows=int(partial_rows.max(initial=0)),
         num_partial_rows=int(partial_rows.sum()),
     )
+
+
+def decode_tiles_of(
+    starts: Sequence[int], num_blocks: Sequence[int], group: int, wide: int
+) -> Tiles:
+    """For requests that compute one token each, in few sizes, so that launches can be captured.
+
+    There are 1, 4, 16 or 32 (MAX_CHUNKS) times as many programs as if no context were cut. Those
+    that are too many have a row of zeros: they hold no row of a request, read and write nothing.
+    All but the tables follows from their sizes and how many requests there are.
+    """
+    exact = tiles_of(starts, [1] * len(starts), num_blocks, group, wide)
+    size = wide if group > NARROW else NARROW
+    num_uncut, num_rows = -(-group // size) * len(starts), min(size, group)
+    num_tiles = num_uncut
+    while num_tiles < len(exact.tiles):
+        num_tiles = min(num_tiles * GROWTH, num_uncut * MAX_CHUNKS)
+    is_cut = num_tiles > num_uncut
+    return replace(
+        exact,
+        tiles=_filled(exact.tiles, num_tiles),
+        merges=_filled(exact.merges, num_uncut if is_cut else 0),
+        max_merged_rows=num_rows if is_cut else 0,
+        num_partial_rows=num_rows * num_tiles if is_cut else 0,
+    )
+
+
+def _filled(table: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """With rows of zeros at its end."""
+    return torch.cat([table, table.new_zeros(num_rows - len(table), table.shape[1])])
 
 
 def _chunk(context_len: np.ndarray) -> np.ndarray:

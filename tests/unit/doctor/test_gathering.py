@@ -17,7 +17,8 @@ from orca_dist.doctor.gpus import gpu_facts
 from orca_dist.doctor.memory import memory_facts, shm_facts
 from orca_dist.doctor.models import model_facts
 from orca_dist.doctor.network import interface_facts, port_facts
-from orca_dist.doctor.open_ray import METHOD, ask_without_token
+from orca_dist.doctor.open_ray import ask_without_token
+from orca_dist.engine.ray_address import CHECK_ALIVE
 from tests.fixtures.checkpoints import loud_llama
 
 MIB = 2**20
@@ -182,7 +183,9 @@ class Head(grpc.GenericRpcHandler):
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         return (
-            grpc.unary_unary_rpc_method_handler(self._answer) if details.method == METHOD else None
+            grpc.unary_unary_rpc_method_handler(self._answer)
+            if details.method == CHECK_ALIVE
+            else None
         )
 
     def _answer(self, request: bytes, context: grpc.ServicerContext) -> bytes:

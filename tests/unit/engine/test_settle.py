@@ -262,11 +262,36 @@ def test_cut_contexts_take_the_place_of_the_mlp_where_they_are_larger() -> None:
 
 
 def test_contexts_are_cut_on_gpus_alone() -> None:
-    changes = {"max_batch_tokens": 100, "max_model_len": 1000, "dtype": "bfloat16"}
+    changes = {
+        "max_batch_tokens": 100,
+        "max_model_len": 1000,
+        "dtype": "bfloat16",
+        "cuda_graphs": "off",
+    }
     on = {device: settled(device=device, **changes).activation_bytes for device in ("cpu", "cuda")}
     rest = 100 * (4 * 64 + 3 * 64 + 4 * 32) * 2
     assert on["cpu"][0] == rest + 100 * 3 * 96 * 2
     assert on["cuda"][0] == rest + 100 * 2 * 4 * 18 * 4
+
+
+def test_graphs_are_counted_with_the_activations() -> None:
+    """For 8 rows: what their layers compute, with 32 chunks of 4 heads of 16 values, a peak and a
+    total; an input, positions, slots, 63 blocks, 32 programs and a merge of each; a block of KV in
+    5 layers."""
+    changes = {"device": "cuda", "dtype": "bfloat16", "max_batch_size": 8}
+    (on, _), (off, _) = (
+        settled(cuda_graphs=switch, **changes).activation_bytes for switch in ("on", "off")
+    )
+    computed = 8 * ((4 * 64 + 3 * 64 + 4 * 32) * 2 + 32 * 4 * 18 * 4)
+    static = 8 * (64 * 2 + 8 * (2 + 63) + 32 * 32 + 20)
+    assert on - off == computed + static + 5 * settled(**changes).layer_block_bytes
+
+
+def test_graphs_are_for_gpus_and_for_batches_that_are_not_large() -> None:
+    assert settled(device="cpu").graph_rows == 0
+    assert settled(device="cuda", cuda_graphs="off").graph_rows == 0
+    assert settled(device="cuda", max_batch_size=30).graph_rows == 30
+    assert settled(device="cuda", max_batch_size=1000).graph_rows == 256
 
 
 def test_the_launcher_is_no_part_of_the_rest() -> None:

@@ -76,9 +76,10 @@ class KernelLog:
         context: AttentionContext,
         scale: float,
         window: int | None = None,
+        softcap: float | None = None,
     ) -> torch.Tensor:
         self.contexts.append(context)
-        return self.inner.paged_attention(q_TND, k_BSMD, v_BSMD, context, scale, window)
+        return self.inner.paged_attention(q_TND, k_BSMD, v_BSMD, context, scale, window, softcap)
 
 
 @pytest.fixture

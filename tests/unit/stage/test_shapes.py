@@ -6,6 +6,7 @@ What is planned, what the engine counts with and what stages hold must be the sa
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from orca_kernels import Kernels
 from orca_kernels.dispatch import TORCH
 from orca_kernels.triton import tiles
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from orca_dist.core import Plan
+from orca_dist.device.seam import Work
 from orca_dist.device.staging import Uploads, download
 from orca_dist.engine import kv_size
 from orca_dist.sim.hardware import find_device
@@ -27,7 +30,7 @@ from tests.fixtures.checkpoints import TINY_SIZES
 from tests.fixtures.fake_gpu import FakeGpu, HostCopy, HostRead
 from tests.fixtures.families import VARIANTS
 from tests.fixtures.large_models import LARGE, config_folder
-from tests.fixtures.launches import Launch, noted_launches
+from tests.fixtures.launches import Launch, Place, noted_launches
 from tests.fixtures.shape_run import MAX_TOKENS, ShapeRun, gpu_config, start
 
 GPU = find_device("H100")
@@ -56,6 +59,7 @@ QUICK = (
     "smollm3, listed layers and windows",
     "granite",
     "olmo2",
+    "gemma2",
 )
 
 
@@ -102,8 +106,7 @@ def check(folder: Path, kernels: Kernels) -> None:
 def test_a_plan_is_a_launch_of_each_kernel_a_layer(tmp_path: Path) -> None:
     """Norms before attention and MLP in 5 layers and before the head; nothing on the side."""
     with noted_launches() as (kernels, launches):
-        config = {**TINY_SIZES, "model_type": "llama", "max_position_embeddings": 1024}
-        run = start(config_folder(tmp_path, config), gpu_config(1), TINY_BYTES, kernels)
+        run = start(decoder(tmp_path), gpu_config(1), TINY_BYTES, kernels)
         run.run_new([(0, 20), (64, 1), (600, 1)])
     counts = {name: names_of(launches).count(name) for name in names_of(launches)}
     assert counts == {
@@ -117,6 +120,99 @@ def test_a_plan_is_a_launch_of_each_kernel_a_layer(tmp_path: Path) -> None:
 
 def names_of(launches: list[Launch]) -> list[str]:
     return [launch.kernel for launch in launches]
+
+
+# ---- graphs ------------------------------------------------------------
+
+LAUNCHED = ["norm_rows", "rotate_rows", "attend_tiles", "norm_rows", "gate_rows"]  # of a layer
+MERGED = [*LAUNCHED[:3], "merge_chunks", *LAUNCHED[3:]]
+
+
+def test_a_size_of_decodes_is_launched_once_and_then_replayed(tmp_path: Path) -> None:
+    """Of a replay nothing is launched but the norm before the head."""
+    with noted_launches() as (kernels, launches):
+        run = start(decoder(tmp_path), gpu_config(1), TINY_BYTES, kernels)
+        captured = []
+        for spans in ([(64, 1)] * 3, [(9, 1)] * 4, [(600, 1), (2, 1), (0, 1)], [(513, 1)] * 4):
+            launches.clear()
+            run.run_new(spans)
+            captured.append(names_of(launches))
+    gpu = run.stages[0].gpu
+    head = ["norm_rows"]
+    assert captured == [[*LAUNCHED * 5, *head], head, [*MERGED * 5, *head], head]
+    assert (gpu.num_captured, gpu.num_replays) == (2, 4)
+
+
+def test_graphs_can_be_switched_off(tmp_path: Path, triton: Kernels) -> None:
+    run = start(decoder(tmp_path), gpu_config(1, cuda_graphs="off"), TINY_BYTES, triton)
+    run.run_new([(64, 1)])
+    assert run.stages[0].worker._graphs is None
+    assert run.stages[0].gpu.num_captured == 0
+
+
+def decoder(folder: Path) -> Path:
+    config = {**TINY_SIZES, "model_type": "llama", "max_position_embeddings": 1024}
+    return config_folder(folder, config)
+
+
+class TracedGpu(FakeGpu):
+    """Keeps what each capture comes to: torch's operations by make_fx, and Triton's launches."""
+
+    launches: list[Launch]
+
+    def __init__(self, total_bytes: int, fake: FakeTensorMode) -> None:
+        super().__init__(total_bytes, fake)
+        self.traces: list[tuple[str, list[object], list[object]]] = []
+
+    def capture(self, work: Work) -> Work:
+        before = {storage._cdata: storage for storage in self.memory.storages()}  # kept meanwhile
+        self.launches.clear()
+        graph = make_fx(work)()
+        outer = [Place.of(each) for _, each in sorted(graph.named_buffers())]
+        given = [
+            each for launch in self.launches for each in (launch.kernel, launch.grid, *launch.given)
+        ]
+        self.traces.append((graph.code, found(outer, before), found(given, before)))
+        return super().capture(work)
+
+
+def found(given: Iterable[object], before: Container[int]) -> list[object]:
+    """What was made on the way may lie anywhere."""
+    return [
+        replace(each, storage=0) if isinstance(each, Place) and each.storage not in before else each
+        for each in given
+    ]
+
+
+PAIRS = {
+    "short": ([(64, 1), (3, 1), (0, 1)], [(9, 1), (511, 1), (100, 1), (2, 1)]),
+    "cut": ([(600, 1), (3, 1), (700, 1)], [(0, 1), (1, 1), (1000, 1), (513, 1)]),
+}
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral, window", "qwen3", "granite", "olmo2"])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_what_is_captured_is_the_same_whatever_the_plan(
+    tmp_path: Path, name: str, pair: str
+) -> None:
+    """Two captures of one size, by plans with other lengths and other blocks."""
+    config = {**TINY_SIZES, **VARIANTS[name], "max_position_embeddings": 1024}
+    folder = config_folder(tmp_path, config)
+    with noted_launches() as (kernels, launches):
+        run = start(folder, gpu_config(1), TINY_BYTES, kernels, TracedGpu)
+        (stage,) = run.stages
+        assert isinstance(stage.gpu, TracedGpu)
+        stage.gpu.launches = launches
+        for spans in PAIRS[pair]:
+            assert stage.worker._graphs is not None
+            stage.worker._graphs._replays.clear()
+            run.run_new(spans)
+    first, second = stage.gpu.traces
+    assert first == second
+    code, _, launched = first
+    assert code.count("torch.ops.aten.mm") + code.count("torch.ops.aten.addmm") == 4 * 5
+    assert launched.count("attend_tiles") == 5
+    assert launched.count("merge_chunks") == (5 if pair == "cut" else 0)
 
 
 # ---- the same bytes ----------------------------------------------------
@@ -145,11 +241,11 @@ def layout(run: ShapeRun) -> Layout:
 
 def rotary_bytes(spec: ModelSpec) -> int:
     """cos and sin of every position, which are held beside the weights and not counted to them."""
-    return 2 * spec.max_model_len * (spec.head_dim // 2) * (4 if spec.rounds_late else 2)
+    return 2 * spec.max_model_len * (spec.head_dim // 2) * (4 if spec.rotates_wide else 2)
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "qwen2", "smollm3", "qwen3, biases and windows", "olmo2"]
+    "name", ["llama", "qwen2", "smollm3", "qwen3, biases and windows", "olmo2", "gemma2"]
 )
 @pytest.mark.parametrize("num_stages", [1, 5])
 def test_a_stage_holds_what_is_planned(
@@ -235,8 +331,8 @@ def test_a_batch_takes_what_is_set_aside_at_most(
 
 
 def test_contexts_are_cut_as_the_engine_counts() -> None:
-    counted = (kv_size.MAX_CUT_ROWS, kv_size.CHUNK, kv_size.MAX_CHUNKS)
-    assert counted == (tiles.SHORT, tiles.CHUNK, tiles.MAX_CHUNKS)
+    counted = (kv_size.MAX_CUT_ROWS, kv_size.CHUNK, kv_size.MAX_CHUNKS, kv_size.TILE_ROWS)
+    assert counted == (tiles.SHORT, tiles.CHUNK, tiles.MAX_CHUNKS, tiles.NARROW)
 
 
 # ---- the GPU of these tests --------------------------------------------
