@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serve:
-    """Start the stages and serve them over gRPC, until a signal comes or a stage is lost.
+    """Start the stages and serve them over gRPC, until a signal comes or the pipeline is lost.
 
     Prints `ready HOST:PORT` on stdout once it answers.
     """

@@ -11,6 +11,8 @@ import yaml
 from jsonschema import ValidationError
 from ray.autoscaler._private.util import prepare_config, validate_config
 
+from orca_dist.cli.settings import DEFAULT_MODEL
+
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "cluster" / "ray").glob("*.yaml"))
 COMMANDS = (
@@ -60,6 +62,12 @@ def test_every_node_has_the_code_and_asks_for_the_token(path: Path) -> None:
     assert "RAY_AUTH_MODE=token" in config["setup_commands"][-1]
     for start in ("head_start_ray_commands", "worker_start_ray_commands"):
         assert " ray start " in config[start][-1]
+
+
+@every_file
+def test_every_node_fetches_the_default_model(path: Path) -> None:
+    fetch = f"~/orca_dist/.venv/bin/orca-dist model fetch {DEFAULT_MODEL}"
+    assert fetch in _read(path)["setup_commands"]
 
 
 def _read(path: Path) -> dict[str, Any]:
