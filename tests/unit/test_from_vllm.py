@@ -45,7 +45,7 @@ def test_a_flag_exists_and_takes_its_value(line: str) -> None:
     command = parse(commands(Settings()), ["serve", "MODEL", *shlex.split(line)])
     changed = (command.engine, command.server) != (EngineConfig(), ServerConfig())
     defaults = ("2048", "16", "launcher ray", "parallel", "ageing", "cuda-graphs")
-        default = any(word in line for word in defaults)
+    default = any(word in line for word in defaults)
     assert changed or default or command.config is not None
 
 
