@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,13 @@ from typing import TYPE_CHECKING
 from tyro.conf import OmitArgPrefixes, Positional
 
 from orca_dist.cli.output import count_progress, print_json, results_only
-from orca_dist.cli.settings import DEFAULT_MODEL
+from orca_dist.cli.settings import API_KEYS_VARIABLE, DEFAULT_MODEL
 from orca_dist.config import EngineConfig, LogConfig, ServerConfig
-from orca_dist.errors import StartupError
+from orca_dist.errors import ConfigError, StartupError
 from orca_dist.logs import Origin, set_up_logging
 
 if TYPE_CHECKING:
-    from orca_dist.doctor import Nodes, Question, Report, Source
+    from orca_dist.doctor import Finding, Nodes, Question, Report, Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +43,32 @@ class Doctor:
     def run(self) -> int:
         """Returns 1 if a check fails; raises ConfigError for settings that serve would refuse."""
         from orca_dist.cli.doctor_tables import document, print_report
+        from orca_dist.doctor import with_finding
 
         self.engine.check()
         self.server.check()
         set_up_logging(self.log, Origin())
         with results_only():
-            report = _report(self)
+            report = with_finding(_report(self), _access(self.server))
         if self.json:
             print_json(document(report))
         else:
             print_report(report)
         return 1 if report.verdict == "fail" else 0
+
+
+def _access(server: ServerConfig) -> Finding:
+    """Whether serve would let its callers in, and nobody else."""
+    from orca_dist.doctor import Check, failed, passed, warned
+    from orca_dist.server.listener import check_access
+
+    try:
+        problem = check_access(server, os.environ.get(API_KEYS_VARIABLE, ""))
+    except ConfigError as error:
+        return failed(Check.ACCESS, str(error), "serve refuses to start like that")
+    if problem:
+        return warned(Check.ACCESS, problem, "--allow-insecure on lets them; see docs/security.md")
+    return passed(Check.ACCESS, f"keys and certificates fit, strangers stay out of {server.host}")
 
 
 def _report(command: Doctor) -> Report:

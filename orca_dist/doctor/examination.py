@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from orca_dist.doctor.cluster_checks import (
@@ -68,15 +68,23 @@ def examine(
         ),
         *_of_cluster(nodes, heard, links, demand, need),
     ]
+    return Report(nodes=tuple(answers), links=tuple(links), findings=_in_order(findings))
+
+
+def with_finding(report: Report, finding: Finding) -> Report:
+    """The same, with one more."""
+    return replace(report, findings=_in_order([*report.findings, finding]))
+
+
+def _in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     order = list(Check)
-    findings.sort(key=lambda finding: order.index(finding.check))
-    return Report(nodes=tuple(answers), links=tuple(links), findings=tuple(findings))
+    return tuple(sorted(findings, key=lambda finding: order.index(finding.check)))
 
 
 def without_cluster(alone: Report, problem: str) -> Report:
     """The report of this node, where others were asked for."""
     remedy = "start it (ray start --head prints its address), or leave --ray-address out"
-    return replace(alone, findings=(*alone.findings, failed(Check.RAY, problem, remedy)))
+    return with_finding(alone, failed(Check.RAY, problem, remedy))
 
 
 def _probe(nodes: Nodes) -> Iterator[tuple[list[Link], list[Unheard]]]:

@@ -28,6 +28,7 @@ class Check(StrEnum):
     SHM = "shm"
     FILES = "files"
     PORT = "port"
+    ACCESS = "access"
     INTERFACE = "interface"
     LINKS = "links"
     CLOCK = "clock"

@@ -26,6 +26,7 @@ from orca_dist.engine.local_pipeline import LocalPlacement
 from orca_dist.engine.master import Deliver, EngineLoad, EngineMaster, Lose, Pause
 from orca_dist.engine.pipeline import Pipeline
 from orca_dist.engine.placing import passed_environment
+from orca_dist.engine.ray_logs import plain_logs
 from orca_dist.engine.settle import cpus_per_stage, settle, settle_max_model_len
 from orca_dist.engine.stages import OnLoad, OnProgress, PipelineConfig, Placement, StageStatus
 from orca_dist.engine.supervisor import Supervisor
@@ -212,7 +213,8 @@ def _await_end(news: queue.SimpleQueue[Sequence[Output] | OrcaError], timeout_s:
 def _placement(config: EngineConfig, settled: PipelineConfig) -> Placement:
     if config.launcher is Launcher.LOCAL:
         return LocalPlacement()
-    from orca_dist.engine.ray_pipeline import RayConfig, RayPlacement
+    with plain_logs():
+        from orca_dist.engine.ray_pipeline import RayConfig, RayPlacement
 
     return RayPlacement(
         RayConfig(

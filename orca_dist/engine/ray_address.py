@@ -25,12 +25,13 @@ def check_joinable(address: str) -> None:
 
     Raises StartupError. Names such as auto are Ray's to find.
     """
-    show_token()
     host, _, port = address.rpartition(":")
-    if "://" in address or not port.isdecimal():
-        return
-    _check_reachable(address, host, int(port))
-    _check_admitted(address)
+    has_port = "://" not in address and port.isdecimal()
+    if has_port:
+        _check_reachable(address, host, int(port))
+    show_token()
+    if has_port:
+        _check_admitted(address)
 
 
 def show_token() -> None:

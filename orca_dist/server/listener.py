@@ -8,7 +8,9 @@ from __future__ import annotations
 import ipaddress
 import logging
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
@@ -24,6 +26,8 @@ OPTIONS = (
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),  # lets clients do the same
 )
+
+Place = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +50,29 @@ async def listen(config: ServerConfig, api_keys: str = "") -> Listener:
     config.check()
     callers = Callers.of(config, api_keys)
     credentials = server_credentials(config)
-    _check_open(config, callers, _try_port(config.host, config.port))
+    problem = _open_to_strangers(config, callers, _try_port(config.host, config.port))
+    if problem:
+        log.warning("listening on %s: %s", config.host, problem)
     quiet_callers_faults()
     server = grpc.aio.server(
         options=_options(config), interceptors=[KeyGate(callers)] if callers.need_keys else []
     )
     port = _bind(server, join_address(config.host, config.port), credentials)
     return Listener(server=server, address=join_address(config.host, port), callers=callers)
+
+
+def check_access(config: ServerConfig, api_keys: str = "") -> str:
+    """Raises ConfigError where listen() would, the port left alone.
+
+    Returns what strangers could do where allow_insecure lets them; empty: they can't come in.
+    """
+    config.check()
+    callers = Callers.of(config, api_keys)
+    server_credentials(config)
+    try:
+        return _open_to_strangers(config, callers, _places(config.host, config.port))
+    except OSError:  # a host that is none
+        return ""
 
 
 def join_address(host: str, port: int) -> str:
@@ -77,15 +97,18 @@ def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredent
         raise StartupError(f"can't listen on {address}: {error}") from None
 
 
-def _try_port(host: str, port: int) -> set[str]:
-    """Take the port for a moment: the system says why it can't be had, grpc doesn't.
+def _places(host: str, port: int) -> list[Place]:
+    """What `host` stands for; raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return [(family, place) for family, _, _, _, place in found]
 
-    Returns the addresses that `host` stands for.
-    """
+
+def _try_port(host: str, port: int) -> list[Place]:
+    """Take the port for a moment: the system says why it can't be had, grpc doesn't."""
     try:
-        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, place in places:
-            with socket.socket(family, kind, protocol) as probe:
+        places = _places(host, port)
+        for family, place in places:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(place)
     except OSError as error:
@@ -93,21 +116,24 @@ def _try_port(host: str, port: int) -> set[str]:
             f"can't listen on {join_address(host, port)}: {error.strerror}; "
             "choose another --port (0 picks a free one) or --host"
         ) from None
-    return {str(place[0]) for *_, place in places}
+    return places
 
 
-def _check_open(config: ServerConfig, callers: Callers, addresses: set[str]) -> None:
-    """What other machines reach is to be closed to strangers, or opened to them on purpose."""
+def _open_to_strangers(config: ServerConfig, callers: Callers, places: Sequence[Place]) -> str:
+    """What other machines reach is to be closed to strangers, or opened to them on purpose.
+
+    Raises ConfigError where it is neither; returns what they could do.
+    """
     danger = _danger(config, callers)
-    if danger is None or all(is_loopback(address) for address in addresses):
-        return
+    if danger is None or all(is_loopback(str(place[0])) for _, place in places):
+        return ""
     problem, remedy = danger
     if config.allow_insecure is Switch.OFF:
         raise ConfigError(
             f"host = {config.host}: {problem}; {remedy}, listen on 127.0.0.1, or, where the "
             "network itself keeps others out, say --allow-insecure on"
         )
-    log.warning("listening on %s: %s", config.host, problem)
+    return problem
 
 
 def _danger(config: ServerConfig, callers: Callers) -> tuple[str, str] | None:

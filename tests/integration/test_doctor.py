@@ -63,6 +63,25 @@ def test_a_taken_port_fails_the_command(folder: Path, capfd: pytest.CaptureFixtu
     assert f"(pid {os.getpid()})" in findings["port"]["seen"]
 
 
+def test_access_is_judged_as_serve_does(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing on loopback; beyond it strangers, and files that don't do."""
+    everywhere = ("--host", "0.0.0.0")
+    keys = ("--api-keys-file", str(tmp_path / "none"))
+    cases: list[tuple[tuple[str, ...], str, str]] = [
+        ((), "pass", "strangers stay out of 127.0.0.1"),
+        (everywhere, "fail", "anyone who reaches it could use the server"),
+        ((*everywhere, "--allow-insecure", "on"), "warn", "anyone who reaches it could use"),
+        (keys, "fail", "none: can't be read"),
+    ]
+    for flags, verdict, seen in cases:
+        code, findings, _ = examined(folder, capfd, *flags)
+        assert findings["access"]["verdict"] == verdict
+        assert seen in findings["access"]["seen"]
+        assert code == (verdict == "fail")
+
+
 def test_a_model_that_is_not_there(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code, findings, _ = examined(tmp_path / "absent", capfd)
     assert code == 1

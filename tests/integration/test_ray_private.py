@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import psutil
@@ -11,6 +15,7 @@ import ray
 
 from orca_dist.engine import ray_pipeline
 from orca_dist.engine.ray_pipeline import RayConfig, RayPlacement
+from tests.fixtures.checkpoints import loud_llama
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
@@ -46,6 +51,22 @@ def test_who_has_no_token_is_not_let_in(
     assert status_of(address, "Bearer a-guess") is grpc.StatusCode.UNAUTHENTICATED
     ours = f"Bearer {ray_pipeline._process_token()}"
     assert status_of(address, ours) is grpc.StatusCode.OK
+
+
+@pytest.mark.slow
+def test_what_stages_log_comes_as_it_was_written(tmp_path: Path) -> None:
+    """Each line of JSON, those that look alike too."""
+    folder = loud_llama(tmp_path / "model")
+    flags = "--launcher ray --stages 2 --device cpu --requests 1 --json --log-format json"
+    ran = subprocess.run(
+        [sys.executable, "-m", "orca_dist", "bench", "offline", str(folder), *flags.split()],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    lines = [json.loads(line) for line in ran.stderr.splitlines()]
+    loaded = [line["stage"] for line in lines if line["message"].startswith("layers ")]
+    assert sorted(loaded) == [0, 1]
 
 
 def status_of(address: str, authorization: str) -> grpc.StatusCode:
