@@ -57,8 +57,8 @@ class StageWeights:
         elif not self._folder.is_dir():
             raise ModelError(
                 f"the model's folder {self._folder} is not on this node: put it there under the "
-                "same path (the default model: orca-dist model fetch), on a file system that all "
-                "nodes share, or give an id of the Hub"
+                "same path, on a file system that all nodes share or, if it is the default model, "
+                "by orca-dist model fetch; or give an id of the Hub"
             )
         self.spec = load_spec(self._folder)
 

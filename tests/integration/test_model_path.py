@@ -45,7 +45,7 @@ def test_the_error_names_node_and_path_before_stages_are_connected(
         )
     assert re.fullmatch(
         rf"stage [01] \(pid \d+, node \S+\) did not start: the model's folder {folder} is not on "
-        r"this node: put it there under the same path, .* or give an id of the Hub",
+        r"this node: put it there under the same path, .*; or give an id of the Hub",
         str(caught.value),
     )
     assert told[-1] == "loading weights"
