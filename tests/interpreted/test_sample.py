@@ -37,13 +37,15 @@ def test_any_case(case: SampleCase, max_columns: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=600)
+@pytest.mark.timeout(600)
+@settings(max_examples=200)
 @given(case=sample_cases(max_ids=200), max_columns=columns)
 def test_many_cases(case: SampleCase, max_columns: int) -> None:
     check_sample(case, partial(sample, max_columns=max_columns))
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # 70 s for the larger one
 @pytest.mark.parametrize("num_ids", [49_152, 128_256])
 def test_a_whole_vocabulary(num_ids: int) -> None:
     check_sample(large_case(num_ids), sample)
