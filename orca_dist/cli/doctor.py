@@ -49,7 +49,8 @@ class Doctor:
         self.server.check()
         set_up_logging(self.log, Origin())
         with results_only():
-            report = with_finding(_report(self), _access(self.server))
+            report = _report(self)
+        report = with_finding(report, _access(self.server, node=report.nodes[0].node))
         if self.json:
             print_json(document(report))
         else:
@@ -57,18 +58,20 @@ class Doctor:
         return 1 if report.verdict == "fail" else 0
 
 
-def _access(server: ServerConfig) -> Finding:
-    """Whether serve would let its callers in, and nobody else."""
+def _access(server: ServerConfig, *, node: str) -> Finding:
+    """Whether serve would let its callers in, and nobody else; it is to run on this node."""
     from orca_dist.doctor import Check, failed, passed, warned
     from orca_dist.server.listener import check_access
 
     try:
         problem = check_access(server, os.environ.get(API_KEYS_VARIABLE, ""))
     except ConfigError as error:
-        return failed(Check.ACCESS, str(error), "serve refuses to start like that")
+        return failed(Check.ACCESS, str(error), "serve refuses to start like that", node=node)
     if problem:
-        return warned(Check.ACCESS, problem, "--allow-insecure on lets them; see docs/security.md")
-    return passed(Check.ACCESS, f"keys and certificates fit, strangers stay out of {server.host}")
+        remedy = "--allow-insecure on lets them; see docs/security.md"
+        return warned(Check.ACCESS, problem, remedy, node=node)
+    seen = f"keys and certificates fit, strangers stay out of {server.host}"
+    return passed(Check.ACCESS, seen, node=node)
 
 
 def _report(command: Doctor) -> Report:

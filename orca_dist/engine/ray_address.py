@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import socket
@@ -14,6 +13,7 @@ from orca_dist.errors import StartupError
 
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 5.0
+TOKENS = "ray._private.authentication.authentication_token_setup"
 CHECK_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # who is there; it changes nothing
 NO_PROXY = (("grpc.enable_http_proxy", 0),)
 
@@ -39,11 +39,8 @@ def show_token() -> None:
 
     A Ray that asks for none does not mind; RAY_AUTH_MODE=disabled keeps it.
     """
-    with contextlib.suppress(ImportError):  # a Ray that knows no tokens yet
-        tokens = importlib.import_module("ray._private.authentication.authentication_token_setup")
-        loader = tokens.AuthenticationTokenLoader.instance()
-        if "RAY_AUTH_MODE" not in os.environ and loader.has_token(ignore_auth_mode=True):
-            tokens._enable_token_auth()
+    if "RAY_AUTH_MODE" not in os.environ and _has_token():
+        importlib.import_module(TOKENS)._enable_token_auth()
 
 
 def ask_head(address: str, headers: Headers = ()) -> grpc.RpcError | None:
@@ -78,9 +75,16 @@ def _check_admitted(address: str) -> None:
 
 
 def _token_headers() -> Headers:
-    with contextlib.suppress(ImportError):
-        tokens = importlib.import_module("ray._private.authentication.authentication_token_setup")
-        loader = tokens.AuthenticationTokenLoader.instance()
-        if loader.has_token(ignore_auth_mode=True):
-            return tuple(loader.get_token_for_http_header().items())
-    return ()
+    if not _has_token():
+        return ()
+    loader = importlib.import_module(TOKENS).AuthenticationTokenLoader.instance()
+    return tuple(loader.get_token_for_http_header().items())
+
+
+def _has_token() -> bool:
+    """By a variable or a file; never where Ray knows no tokens yet."""
+    try:
+        tokens = importlib.import_module(TOKENS)
+    except ImportError:
+        return False
+    return bool(tokens.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True))

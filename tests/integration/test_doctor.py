@@ -79,6 +79,7 @@ def test_access_is_judged_as_serve_does(
         code, findings, _ = examined(folder, capfd, *flags)
         assert findings["access"]["verdict"] == verdict
         assert seen in findings["access"]["seen"]
+        assert findings["access"]["node"] == "127.0.0.1"
         assert code == (verdict == "fail")
 
 
