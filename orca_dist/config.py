@@ -69,6 +69,13 @@ class Split(StrEnum):
     EVEN = "even"
 
 
+class AttentionBackend(StrEnum):
+    """Whose attention runs on GPUs."""
+
+    TRITON = "triton"
+    FLASHINFER = "flashinfer"
+
+
 class Switch(StrEnum):
     """Whether something is done."""
 
@@ -204,6 +211,9 @@ class EngineConfig(ScheduleConfig):
     dtype: Dtype = Dtype.AUTO
     """Of weights, activations and KV; auto: the checkpoint's own on GPUs and on CPUs with
     fast bfloat16, else float32."""
+    attention_backend: AttentionBackend = AttentionBackend.TRITON
+    """On GPUs: the kernels that come with orca-dist, or FlashInfer's, which every node needs then
+    (pip install 'orca-dist[flashinfer]'). It has not run on a GPU yet: see docs/gpu.md."""
     cuda_graphs: Switch = Switch.OFF
     """On GPUs, capture the layers of decodes once for each of some batch sizes, and replay them;
     off: launch every kernel of every batch. Off until they have run on a GPU: see docs/gpu.md."""
@@ -382,6 +392,7 @@ _CLOSED_SETS: dict[str, type[StrEnum]] = {
     "prefix_cache": Switch,
     "recovery": Switch,
     "cuda_graphs": Switch,
+    "attention_backend": AttentionBackend,
 }
 
 

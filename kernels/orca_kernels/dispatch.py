@@ -19,6 +19,7 @@ from orca_kernels.cpu.attention import CpuAttention, empty_kv
 from orca_kernels.cpu.build import BuildError, load_library
 from orca_kernels.cpu.linear import CpuLinear
 from orca_kernels.cpu.rows import CpuRows
+from orca_kernels.flash_infer import FlashInferAttention
 from orca_kernels.linear import TorchLinear
 
 if TYPE_CHECKING:
@@ -171,6 +172,10 @@ class DeviceTooOld(Exception):
     """A GPU without what the kernels are made of; says which."""
 
 
+class NoFlashInfer(Exception):
+    """It can't be had here; says why."""
+
+
 def kernels_for(device: torch.device, dtype: torch.dtype, num_threads: int) -> Kernels:
     """The fastest kernels for a device; one warning where it had to be the slow ones."""
     if device.type == "cpu" and dtype in CPU_DTYPES:
@@ -250,6 +255,18 @@ def triton_kernels(capability: tuple[int, int]) -> Kernels:
         sample=triton_sample.sample,
         decode_tiles=decode_tiles,
     )
+
+
+def with_flash_infer(kernels: Kernels) -> Kernels:
+    """The same, with attention by FlashInfer where that serves; raises NoFlashInfer."""
+    if kernels.name != "triton":
+        raise NoFlashInfer(f"it goes with the Triton kernels, and this device has {kernels.name}'s")
+    try:
+        from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+    except (ImportError, OSError, RuntimeError) as error:
+        raise NoFlashInfer(f"flashinfer can't be imported ({error})") from error
+    attention = FlashInferAttention(BatchPrefillWithPagedKVCacheWrapper, kernels.paged_attention)
+    return replace(kernels, name="triton, flashinfer", paged_attention=attention)
 
 
 def _cpu_multiplies_bf16() -> bool:

@@ -21,6 +21,9 @@ MAX_CUT_ROWS = 128  # of a request, times the query heads of a KV head
 CHUNK, MAX_CHUNKS = 512, 32  # tokens of a chunk at least; chunks of a context at most
 TILE_ROWS = 16  # of a program, times as many heads
 
+# FlashInfer's workspace, and the tables of two kinds of layers: with a window and without.
+FLASHINFER_BYTES = 128 * 2**20 + 2 * 9 * 2**20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRoom:

@@ -303,6 +303,7 @@ class Pipeline:
             inflight=config.inflight,
             num_token_ids=config.num_token_ids,
             graph_rows=config.graph_rows,
+            attention_backend=config.attention_backend,
         )
 
     def _settled_blocks(self) -> int:

@@ -6,9 +6,23 @@ import logging
 import os
 from pathlib import Path
 
-from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher, LogConfig, Split, Switch
+from orca_dist.config import (
+    AttentionBackend,
+    DeviceKind,
+    Dtype,
+    EngineConfig,
+    Launcher,
+    LogConfig,
+    Split,
+    Switch,
+)
 from orca_dist.core import split_layers
-from orca_dist.engine.kv_size import activation_bytes, graph_bytes, layer_block_bytes
+from orca_dist.engine.kv_size import (
+    FLASHINFER_BYTES,
+    activation_bytes,
+    graph_bytes,
+    layer_block_bytes,
+)
 from orca_dist.engine.stages import PipelineConfig
 from orca_dist.errors import ConfigError
 from orca_dist.spec import ModelSpec, RopeType
@@ -55,6 +69,7 @@ def settle(
         memory_share=config.memory_share or MEMORY_SHARES[device],
         activation_bytes=_activation_bytes(spec, config, layers, device, dtype),
         graph_rows=_graph_rows(config, device),
+        attention_backend=_attention_backend(config, device),
         inflight=config.inflight or config.stages,
         num_token_ids=min(spec.vocab_size, num_token_ids or spec.vocab_size),
         start_timeout_s=config.start_timeout_s,
@@ -193,6 +208,7 @@ def _activation_bytes(
             itemsize=ITEMSIZE[dtype],
             block_size=config.block_size,
         )
+        + (FLASHINFER_BYTES if config.attention_backend is AttentionBackend.FLASHINFER else 0)
         for each in layers
     )
 
@@ -202,6 +218,16 @@ def _graph_rows(config: EngineConfig, device: DeviceKind) -> int:
     if device is DeviceKind.CPU or config.cuda_graphs is Switch.OFF:
         return 0
     return min(config.max_batch_size, MAX_GRAPH_ROWS)
+
+
+def _attention_backend(config: EngineConfig, device: DeviceKind) -> AttentionBackend:
+    backend = config.attention_backend
+    if device is DeviceKind.CPU and backend is AttentionBackend.FLASHINFER:
+        raise ConfigError(
+            f"attention_backend = {backend}: it runs on GPUs alone, and stages are to compute on "
+            "the CPU; leave it out, or take --device cuda"
+        )
+    return backend
 
 
 def _max_blocks(spec: ModelSpec, config: EngineConfig) -> int:

@@ -88,6 +88,7 @@ class PipelineConfig:
     memory_share: float
     activation_bytes: tuple[int, ...]
     graph_rows: int
+    attention_backend: str
     inflight: int
     num_token_ids: int
     start_timeout_s: float

@@ -23,6 +23,7 @@ from orca_dist.device.staging import Uploads, download
 from orca_dist.models.decoder import Decoder, Weights
 from orca_dist.proto.v1.control_pb2 import Loaded, Open, Plan, Result, Setup
 from orca_dist.spec import ModelSpec
+from orca_dist.stage.backend import with_attention
 from orca_dist.stage.batch import PackedBatch, RequestTable
 from orca_dist.stage.device import make_device
 from orca_dist.stage.graphs import DecodeGraphs, tiles_maker
@@ -135,6 +136,7 @@ class StageWorker:
     def _make_decoder(self, weights: Weights) -> None:
         device = self._device.torch_device
         kernels = kernels_for(device, self._dtype, self._setup.num_threads)
+        kernels = with_attention(kernels, self._setup.attention_backend)
         torch.set_num_threads(1 if kernels.has_own_threads else self._setup.num_threads)
         self._kernels = kernels
         self._decoder = Decoder(

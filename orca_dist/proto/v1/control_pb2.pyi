@@ -21,7 +21,7 @@ class MasterMessage(_message.Message):
     def __init__(self, setup: _Optional[_Union[Setup, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
 
 class Setup(_message.Message):
-    __slots__ = ("stage", "num_stages", "model", "first_layer", "end_layer", "dtype", "device", "link", "num_threads", "block_size", "inflight", "num_token_ids", "load_format", "graph_rows")
+    __slots__ = ("stage", "num_stages", "model", "first_layer", "end_layer", "dtype", "device", "link", "num_threads", "block_size", "inflight", "num_token_ids", "load_format", "graph_rows", "attention_backend")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     NUM_STAGES_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,7 @@ class Setup(_message.Message):
     NUM_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FORMAT_FIELD_NUMBER: _ClassVar[int]
     GRAPH_ROWS_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_BACKEND_FIELD_NUMBER: _ClassVar[int]
     stage: int
     num_stages: int
     model: str
@@ -50,7 +51,8 @@ class Setup(_message.Message):
     num_token_ids: int
     load_format: str
     graph_rows: int
-    def __init__(self, stage: _Optional[int] = ..., num_stages: _Optional[int] = ..., model: _Optional[str] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., link: _Optional[str] = ..., num_threads: _Optional[int] = ..., block_size: _Optional[int] = ..., inflight: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., load_format: _Optional[str] = ..., graph_rows: _Optional[int] = ...) -> None: ...
+    attention_backend: str
+    def __init__(self, stage: _Optional[int] = ..., num_stages: _Optional[int] = ..., model: _Optional[str] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., link: _Optional[str] = ..., num_threads: _Optional[int] = ..., block_size: _Optional[int] = ..., inflight: _Optional[int] = ..., num_token_ids: _Optional[int] = ..., load_format: _Optional[str] = ..., graph_rows: _Optional[int] = ..., attention_backend: _Optional[str] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("epoch", "store_address", "num_blocks", "link_timeout_s")

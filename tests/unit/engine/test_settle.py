@@ -11,7 +11,7 @@ import pytest
 
 from orca_dist.config import DeviceKind, Dtype, EngineConfig, Launcher, LogConfig, Split
 from orca_dist.engine import settle as module
-from orca_dist.engine.kv_size import activation_bytes
+from orca_dist.engine.kv_size import FLASHINFER_BYTES, activation_bytes
 from orca_dist.engine.settle import (
     cpus_per_stage,
     settle,
@@ -292,6 +292,17 @@ def test_graphs_are_for_gpus_and_for_batches_that_are_not_large() -> None:
     for max_batch_size, rows in ((30, 30), (1000, 256)):
         changes = {"device": "cuda", "cuda_graphs": "on", "max_batch_size": max_batch_size}
         assert settled(**changes).graph_rows == rows
+
+
+def test_flash_infer_is_for_gpus_and_its_workspace_is_counted() -> None:
+    with pytest.raises(ConfigError, match=r"^attention_backend = flashinfer: .*--device cuda"):
+        settled(attention_backend="flashinfer")
+    ours, theirs = (
+        settled(device="cuda", attention_backend=word) for word in ("triton", "flashinfer")
+    )
+    assert (ours.attention_backend, theirs.attention_backend) == ("triton", "flashinfer")
+    pairs = zip(ours.activation_bytes, theirs.activation_bytes, strict=True)
+    assert {more - less for less, more in pairs} == {FLASHINFER_BYTES}
 
 
 def test_the_launcher_is_no_part_of_the_rest() -> None:
