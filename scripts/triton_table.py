@@ -67,6 +67,23 @@ MODELS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """Sizes that the kernels of experts are compiled for."""
+
+    name: str
+    hidden: int
+    width: int  # of one expert
+    num_experts: int
+    num_chosen: int
+
+
+MIXTURES = (
+    Mixture(name="Mixtral-8x7B", hidden=4096, width=14336, num_experts=8, num_chosen=2),
+    Mixture(name="Qwen3-30B-A3B", hidden=2048, width=768, num_experts=128, num_chosen=8),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
     """One binary: a kernel, the types of its arguments, its constants, and for which GPU."""
 
@@ -263,6 +280,66 @@ def sample_variants(capabilities: Iterable[int] = CAPABILITIES) -> list[Variant]
     ]
 
 
+def expert_variants(
+    mixtures: Iterable[Mixture] = MIXTURES,
+    dtypes: Iterable[str] = ("bf16", "fp32"),
+    capabilities: Iterable[int] = CAPABILITIES,
+) -> list[Variant]:
+    """With few rows of an expert and with many, and the sum of a row's choices."""
+    return [
+        variant
+        for mixture in mixtures
+        for dtype in dtypes
+        for capability in capabilities
+        for variant in (
+            *_experts(mixture, dtype, 1, capability),
+            *_experts(mixture, dtype, 4096, capability),
+            _sum_of_choices(mixture, dtype, capability),
+        )
+    ]
+
+
+def _experts(mixture: Mixture, dtype: str, num_rows: int, capability: int) -> list[Variant]:
+    from orca_kernels.triton import experts
+
+    num_experts, itemsize = mixture.num_experts, ITEMSIZES[dtype]
+    num_pairs = num_rows * mixture.num_chosen
+    rows = experts.tile_rows(num_pairs=num_pairs, num_experts=num_experts, itemsize=itemsize)
+    constants = {
+        "HIDDEN": mixture.hidden,
+        "WIDTH": mixture.width,
+        **experts.tile_constants(num_experts=num_experts, rows=rows, itemsize=itemsize),
+    }
+    label = f"{mixture.name}, {dtype}, tiles of {rows}"
+    gate_up = {
+        **_pointers(dtype, "x_ptr"),
+        **_pointers("i64", "order_ptr", "ends_ptr"),
+        **_pointers(dtype, "gate_up_ptr", "gated_ptr"),
+    }
+    down = {
+        **_pointers(dtype, "gated_ptr"),
+        **_pointers("i64", "order_ptr", "ends_ptr"),
+        **_pointers(dtype, "down_ptr", "y_ptr"),
+    }
+    gating = {"CHOICES": mixture.num_chosen, "IS_GELU": False, **constants}
+    return [
+        _variant("gate_up_tiles", label, gate_up, gating, capability),
+        _variant("down_tiles", label, down, constants, capability),
+    ]
+
+
+def _sum_of_choices(mixture: Mixture, dtype: str, capability: int) -> Variant:
+    from orca_kernels.triton.experts import sum_constants
+
+    types = {
+        **_pointers(dtype, "y_ptr"),
+        **_pointers("fp32", "weight_ptr"),
+        **_pointers(dtype, "out_ptr"),
+    }
+    constants = sum_constants(hidden=mixture.hidden, num_choices=mixture.num_chosen)
+    return _variant("sum_choices", f"{mixture.name}, {dtype}", types, constants, capability)
+
+
 def _pointers(element: str, *names: str) -> dict[str, str]:
     return dict.fromkeys(names, f"*{element}")
 
@@ -310,7 +387,7 @@ def usage(variant: Variant) -> Usage:
 def compiled(variant: Variant) -> CompiledKernel:
     """Triton's binary; pointers are taken to be aligned to 16 bytes, as torch's are."""
     import triton
-    from orca_kernels.triton import attention, rows, sample
+    from orca_kernels.triton import attention, experts, rows, sample
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -321,6 +398,9 @@ def compiled(variant: Variant) -> CompiledKernel:
         "gate_rows": rows.gate_rows,
         "rotate_rows": rows.rotate_rows,
         "sample_rows": sample.sample_rows,
+        "gate_up_tiles": experts.gate_up_tiles,
+        "down_tiles": experts.down_tiles,
+        "sum_choices": experts.sum_choices,
     }
     constants = {key: value for key, value in variant.constants if key not in OPTIONS}
     options = {key: value for key, value in variant.constants if key in OPTIONS}
@@ -387,6 +467,7 @@ def all_variants() -> list[Variant]:
         *merge_variants(),
         *row_variants(),
         *sample_variants(),
+        *expert_variants(),
     ]
 
 

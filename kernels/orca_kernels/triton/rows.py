@@ -66,22 +66,27 @@ def norm_rows(
 
 @triton.jit
 def gate_rows(gate_up_ptr, y_ptr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, IS_GELU: tl.constexpr):
-    """Grid (T, pieces of COLUMNS of a row's SIZE results): SiLU of the gate, or GELU's tanh form.
-
-    Both are g / (1 + e^-z), with GELU's g / 2 * (1 + tanh(z / 2)) written as that.
-    """
+    """Grid (T, pieces of COLUMNS of a row's SIZE results)."""
     row = tl.program_id(0).to(tl.int64)
     column_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_held_C = column_C < SIZE
     gate_ptr = gate_up_ptr + row * (2 * SIZE)
     gate_C = tl.load(gate_ptr + column_C, mask=is_held_C, other=0.0)
     up_C = tl.load(gate_ptr + SIZE + column_C, mask=is_held_C, other=0.0).to(tl.float32)
-    wide_C = gate_C.to(tl.float32)
-    z_C = wide_C
-    if IS_GELU:
-        z_C = (wide_C + wide_C * wide_C * wide_C * 0.044715) * 1.5957691216
-    gated_C = (wide_C / (1.0 + tl.exp(-z_C))).to(gate_C.dtype).to(tl.float32)
+    gated_C = activated(gate_C.to(tl.float32), IS_GELU).to(gate_C.dtype).to(tl.float32)
     tl.store(y_ptr + row * SIZE + column_C, (gated_C * up_C).to(gate_C.dtype), mask=is_held_C)
+
+
+@triton.jit
+def activated(gate, IS_GELU: tl.constexpr):
+    """SiLU of a gate in float32, or GELU's tanh form.
+
+    Both are g / (1 + e^-z), with GELU's g / 2 * (1 + tanh(z / 2)) written as that.
+    """
+    z = gate
+    if IS_GELU:
+        z = (gate + gate * gate * gate * 0.044715) * 1.5957691216
+    return gate / (1.0 + tl.exp(-z))
 
 
 @triton.jit
