@@ -6,6 +6,16 @@ is per request and here one call for all of them.
 
 from orca_kernels.activation import Activation
 from orca_kernels.context import AttentionContext, Rotation
-from orca_kernels.dispatch import Kernels, Linear, kernels_for
+from orca_kernels.dispatch import Experts, Kernels, Linear, kernels_for
+from orca_kernels.experts import route
 
-__all__ = ["Activation", "AttentionContext", "Kernels", "Linear", "Rotation", "kernels_for"]
+__all__ = [
+    "Activation",
+    "AttentionContext",
+    "Experts",
+    "Kernels",
+    "Linear",
+    "Rotation",
+    "kernels_for",
+    "route",
+]

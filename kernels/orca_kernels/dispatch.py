@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,10 @@ from orca_kernels.context import AttentionContext, Rotation
 from orca_kernels.cpu import sample as cpu_sample
 from orca_kernels.cpu.attention import CpuAttention, empty_kv
 from orca_kernels.cpu.build import BuildError, load_library
+from orca_kernels.cpu.experts import CpuExperts
 from orca_kernels.cpu.linear import CpuLinear
 from orca_kernels.cpu.rows import CpuRows
+from orca_kernels.experts import Matrices, TorchExperts, of_stacks
 from orca_kernels.flash_infer import FlashInferAttention
 from orca_kernels.linear import TorchLinear
 
@@ -83,6 +85,25 @@ class GateMul(Protocol):
     """See reference.gate_mul."""
 
     def __call__(self, gate_up_TF: torch.Tensor, activation: Activation) -> torch.Tensor: ...
+
+
+class Experts(Protocol):
+    """See orca_kernels.experts.experts. `nbytes`: of all experts, as they are kept."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __call__(
+        self, x_TH: torch.Tensor, expert_TK: torch.Tensor, weight_TK: torch.Tensor
+    ) -> torch.Tensor: ...
+
+
+class MakeExperts(Protocol):
+    """Takes one expert's matrices after the other, and keeps what it needs of them."""
+
+    def __call__(
+        self, matrices: Iterable[Matrices], num_experts: int, activation: Activation
+    ) -> Experts: ...
 
 
 class EmptyKV(Protocol):
@@ -161,6 +182,7 @@ class Kernels:
     rms_norm: RmsNorm
     add_rms_norm: AddRmsNorm
     gate_mul: GateMul
+    experts: MakeExperts
     empty_kv: EmptyKV
     rotate_and_write: RotateAndWrite
     paged_attention: PagedAttention
@@ -188,7 +210,7 @@ def kernels_for(device: torch.device, dtype: torch.dtype, num_threads: int) -> K
             return triton_kernels(torch.cuda.get_device_capability(device))
         except (DeviceTooOld, ImportError) as error:
             log.warning("kernels run in plain torch, which is slower: %s", error)
-    return replace(TORCH, sample=cpu_sample.sample) if device.type == "cpu" else TORCH
+    return TORCH_ON_CPU if device.type == "cpu" else TORCH
 
 
 TORCH = Kernels(
@@ -198,10 +220,16 @@ TORCH = Kernels(
     rms_norm=reference.rms_norm,
     add_rms_norm=reference.add_rms_norm,
     gate_mul=reference.gate_mul,
+    experts=partial(of_stacks, TorchExperts),
     empty_kv=reference.empty_kv,
     rotate_and_write=reference.rotate_and_write,
     paged_attention=reference.paged_attention,
     sample=sample.sample,
+)
+TORCH_ON_CPU = replace(
+    TORCH,
+    experts=partial(CpuExperts, TorchLinear, reference.gate_mul),
+    sample=cpu_sample.sample,
 )
 
 
@@ -213,13 +241,15 @@ def cpu_kernels(dtype: torch.dtype, num_threads: int) -> Kernels:
     library = load_library()
     rows = CpuRows(library, num_threads)
     multiplies_bf16 = dtype is torch.bfloat16 and _cpu_multiplies_bf16()
+    linear = TorchLinear if multiplies_bf16 else partial(CpuLinear, library, num_threads)
     return Kernels(
         name="cpu",
         has_own_threads=not multiplies_bf16,
-        linear=TorchLinear if multiplies_bf16 else partial(CpuLinear, library, num_threads),
+        linear=linear,
         rms_norm=rows.rms_norm,
         add_rms_norm=rows.add_rms_norm,
         gate_mul=rows.gate_mul,
+        experts=partial(CpuExperts, linear, rows.gate_mul),
         empty_kv=empty_kv,
         rotate_and_write=rows.rotate_and_write,
         paged_attention=CpuAttention(library, num_threads),
@@ -241,6 +271,7 @@ def triton_kernels(capability: tuple[int, int]) -> Kernels:
     from orca_kernels.triton import rows  # nothing else needs triton
     from orca_kernels.triton import sample as triton_sample
     from orca_kernels.triton.attention import TritonAttention, decode_tiles
+    from orca_kernels.triton.experts import TritonExperts
 
     return Kernels(
         name="triton",
@@ -249,6 +280,7 @@ def triton_kernels(capability: tuple[int, int]) -> Kernels:
         rms_norm=rows.rms_norm,
         add_rms_norm=rows.add_rms_norm,
         gate_mul=rows.gate_mul,
+        experts=partial(of_stacks, TritonExperts),
         empty_kv=reference.empty_kv,
         rotate_and_write=rows.rotate_and_write,
         paged_attention=TritonAttention(),

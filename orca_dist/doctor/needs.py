@@ -57,12 +57,7 @@ def need_of(source: Source, config: EngineConfig) -> Need | None:
         return None
     settled = settle(source.name, spec, config, LogConfig())
     itemsize, shape = ITEMSIZE[Dtype(settled.dtype)], shape_of(spec)
-    weights = [
-        shape.stage_weights(
-            len(layers), is_first=layers.start == 0, is_last=layers.stop == spec.num_layers
-        )
-        for layers in settled.layers
-    ]
+    weights = [shape.stage_weights(layers) for layers in settled.layers]
     return Need(
         stage_bytes=tuple(
             elements * itemsize + activations

@@ -92,15 +92,15 @@ def activation_bytes(
     """The largest that tensors of one iteration are together, about.
 
     Four of the hidden size (input, residual, normed, output), queries, keys and values before
-    and after rotation, attention's output; then the three of the MLP or, before it, what
-    attention keeps of cut contexts; of the head its logits in the model's type and in fp32.
-    Logits that a request asks for (return_logits) come on top.
+    and after rotation, attention's output; then the three of the MLP (what experts take instead)
+    or, before it, what attention keeps of cut contexts; of the head its logits in the model's type
+    and in fp32. Logits that a request asks for (return_logits) come on top.
 
     cut_len: the longest context in tokens, where kernels cut it (on GPUs); 0: they don't.
     """
     q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     widths = 4 * spec.hidden_size + 3 * q_size + 4 * kv_size
-    mlp = rows * 3 * spec.intermediate_size * itemsize
+    mlp = rows * _mlp_row_bytes(spec, itemsize)
     partial = _partial_bytes(spec, rows, sampled_rows, cut_len)
     head = sampled_rows * spec.vocab_size * (itemsize + 4) if has_head else 0
     return rows * widths * itemsize + max(mlp, partial) + head
@@ -133,6 +133,17 @@ def graph_bytes(
 def layer_block_bytes(spec: ModelSpec, itemsize: int, block_size: int) -> int:
     """Of one KV block in one layer."""
     return spec.kv_bytes_per_token(itemsize) // spec.num_layers * block_size
+
+
+def _mlp_row_bytes(spec: ModelSpec, itemsize: int) -> int:
+    """Gate, up and what comes of them; of experts so for each that a row goes through, with its
+    input and output, the latter also in the row's order, and two sums in fp32."""
+    plain, experts = 3 * spec.intermediate_size * itemsize, spec.experts
+    if experts is None:
+        return plain
+    each = 3 * (experts.intermediate_size + spec.hidden_size) * itemsize
+    mixture = experts.num_chosen * each + 8 * spec.hidden_size
+    return mixture if len(experts.layers) == spec.num_layers else max(plain, mixture)
 
 
 def _partial_bytes(spec: ModelSpec, rows: int, num_requests: int, cut_len: int) -> int:

@@ -7,18 +7,17 @@ M KV heads, D head size, R rows that sample, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from orca_kernels import Activation, AttentionContext, Kernels, Linear, Rotation
+from orca_kernels import AttentionContext, Kernels, Linear, Rotation
 
-from orca_dist.models.layers import Rotary, cap_logits, rounded, scaled
+from orca_dist.models.layers import Rotary, Weights, cap_logits, fused, rounded, scaled
+from orca_dist.models.mlp import Mlp, make_mlp
 from orca_dist.models.rope import inverse_frequencies
 from orca_dist.spec import ModelSpec
-
-Weights = Mapping[str, torch.Tensor]
 
 
 class KVCache(Protocol):
@@ -29,7 +28,7 @@ class KVCache(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One decoder layer; q/k/v and gate/up are fused. `window` in positions; None: it sees all.
+    """One decoder layer; q, k and v are fused. `window` in positions; None: it sees all.
 
     A norm is of what goes into attention or MLP, an out_norm of what comes out.
     """
@@ -41,17 +40,16 @@ class Layer:
     o: Linear
     attention_out_norm: torch.Tensor | None
     mlp_norm: torch.Tensor | None
-    gate_up: Linear
-    down: Linear
+    mlp: Mlp
     mlp_out_norm: torch.Tensor | None
     window: int | None
     is_rotated: bool
 
     @property
-    def held(self) -> tuple[Linear | torch.Tensor | None, ...]:
+    def held(self) -> tuple[Linear | Mlp | torch.Tensor | None, ...]:
         """All that takes memory."""
         norms = (self.attention_norm, self.attention_out_norm, self.mlp_norm, self.mlp_out_norm)
-        return (*norms, self.q_norm, self.k_norm, self.qkv, self.o, self.gate_up, self.down)
+        return (*norms, self.q_norm, self.k_norm, self.qkv, self.o, self.mlp)
 
 
 class Decoder:
@@ -73,7 +71,6 @@ class Decoder:
         self._embed = weights.get("embed")
         self._final_norm = weights.get("final_norm")
         self._lm_head = kernels.linear(weights["lm_head"]) if "lm_head" in weights else None
-        self._activation = Activation(spec.activation)
         multiplier = spec.embedding_multiplier
         self._multiplier = rounded(multiplier, dtype) if spec.rounds_multiplier else multiplier
         self._rotary = Rotary(
@@ -120,8 +117,7 @@ class Decoder:
             y_TH = self._attention(normed, layer, rotation, cache.layer(index), context)
             y_TH = self._after(y_TH, layer.attention_out_norm)
             x_TH, normed = self._before(x_TH, y_TH, layer.mlp_norm)
-            y_TH = layer.down(self._kernels.gate_mul(layer.gate_up(normed), self._activation))
-            y_TH = self._after(y_TH, layer.mlp_out_norm)
+            y_TH = self._after(layer.mlp(normed), layer.mlp_out_norm)
         return x_TH if y_TH is None else x_TH + y_TH
 
     def logits(self, x_RH: torch.Tensor) -> torch.Tensor:
@@ -200,30 +196,18 @@ class Decoder:
         return self._norm(x_TF.unflatten(-1, (-1, len(weight))), weight)
 
     def _layer(self, weights: Weights, index: int) -> Layer:
-        spec = self.spec
+        spec, kernels = self.spec, self._kernels
         prefix = f"layers.{index}."
         return Layer(
             attention_norm=weights.get(prefix + "attention_norm"),
-            qkv=self._fused(weights, prefix, "q", "k", "v"),
+            qkv=fused(kernels, weights, prefix, "q", "k", "v"),
             q_norm=weights.get(prefix + "q_norm"),
             k_norm=weights.get(prefix + "k_norm"),
-            o=self._fused(weights, prefix, "o"),
+            o=fused(kernels, weights, prefix, "o"),
             attention_out_norm=weights.get(prefix + "attention_out_norm"),
             mlp_norm=weights.get(prefix + "mlp_norm"),
-            gate_up=self._fused(weights, prefix, "gate", "up"),
-            down=self._fused(weights, prefix, "down"),
+            mlp=make_mlp(spec, weights, index, kernels),
             mlp_out_norm=weights.get(prefix + "mlp_out_norm"),
             window=spec.window(index),
             is_rotated=spec.is_rotated(index),
         )
-
-    def _fused(self, weights: Weights, prefix: str, *names: str) -> Linear:
-        """One matmul for several that share their input."""
-        has_bias = f"{prefix}{names[0]}_bias" in weights
-        bias = _joined([weights[f"{prefix}{name}_bias"] for name in names]) if has_bias else None
-        return self._kernels.linear(_joined([weights[prefix + name] for name in names]), bias)
-
-
-def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """One below the other; a single one is not copied."""
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)

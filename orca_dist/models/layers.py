@@ -1,14 +1,29 @@
-"""What a decoder does around its kernels: multipliers, caps, and each position's rotation.
+"""What a decoder does around its kernels: fused weights, multipliers, caps, and rotations.
 
 Shapes: T rows of the batch, D head size, R rows that sample, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import frexp, ldexp
 
 import torch
-from orca_kernels import Rotation
+from orca_kernels import Kernels, Linear, Rotation
+
+Weights = Mapping[str, torch.Tensor]
+
+
+def fused(kernels: Kernels, weights: Weights, prefix: str, *names: str) -> Linear:
+    """One matmul for several that share their input."""
+    has_bias = f"{prefix}{names[0]}_bias" in weights
+    bias = joined([weights[f"{prefix}{name}_bias"] for name in names]) if has_bias else None
+    return kernels.linear(joined([weights[prefix + name] for name in names]), bias)
+
+
+def joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """One below the other; a single one is not copied."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def scaled(x_TH: torch.Tensor, factor: float) -> torch.Tensor:

@@ -6,7 +6,7 @@ only attention is not batched). A stage of several devices splits all of it
 evenly and adds two all-reduces a layer (Megatron's intra-layer parallelism).
 Every peak is scaled by one efficiency; nothing else is fitted.
 
-    matmul     layers x max(2 W T / peak, W b / bandwidth)
+    matmul     layers x max(2 W T / peak, R b / bandwidth)
     attention  layers x max(4 heads d A / peak, 2 kv_heads d b C / bandwidth)
     embedding  T h b / bandwidth                               (first stage)
     head       max(2 h V S / peak, h V b / bandwidth)          (last stage)
@@ -14,7 +14,10 @@ Every peak is scaled by one efficiency; nothing else is fitted.
     launch     layers x kernels x gap
 
 T tokens, S of them sampled, C slots of context, A attended slots, W weights of a
-layer, b bytes an element, h hidden size, V vocabulary.
+layer that a token goes through, R those that are read, b bytes an element, h hidden
+size, V vocabulary. R is W but for the experts of a layer that has E of them, of which
+a token goes through K: of these, E (1 - (1 - K / E)^T) are read, as if each were as
+likely as any other.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from orca_dist.core import Plan
+from orca_dist.core import Plan, split_layers
 from orca_dist.errors import ConfigError
 from orca_dist.sim.batch import BatchShape, batch_shape
 from orca_dist.sim.hardware import Device
@@ -97,6 +100,8 @@ class RooflineCost:
         self._memory_bytes_s = device.memory_bytes_s * scale
         self._device_link_bytes_s = device.link_bytes_s * placement.efficiency
         self._row_bytes = shape.hidden_size * placement.itemsize
+        self._layers = split_layers(shape.num_layers, len(placement.split), placement.split)
+        self._mixtures = [shape.num_mixtures(layers) for layers in self._layers]
 
     @property
     def num_stages(self) -> int:
@@ -104,8 +109,13 @@ class RooflineCost:
 
     def times(self, plan: Plan) -> PlanTimes:
         batch = batch_shape(plan)
-        layer_s = self._layer_time(batch).total_s
-        stage_s = [layers * layer_s for layers in self.placement.split]
+        beside_s = self._beside_matmuls(batch).total_s
+        stage_s = [
+            layers * beside_s + matmul_s
+            for layers, matmul_s in zip(
+                self.placement.split, self._matmuls_s(batch.num_tokens), strict=True
+            )
+        ]
         stage_s[0] += self._embedding_s(batch)
         stage_s[-1] += self._head_s(batch)
         row_bytes = batch.num_tokens * self._row_bytes
@@ -117,9 +127,9 @@ class RooflineCost:
 
     def stage_time(self, batch: BatchShape, stage: int) -> StageTime:
         """The parts of one stage's time; see the head of this file."""
-        layers, layer = self.placement.split[stage], self._layer_time(batch)
+        layers, layer = self.placement.split[stage], self._beside_matmuls(batch)
         return StageTime(
-            matmul_s=layers * layer.matmul_s,
+            matmul_s=self._matmuls_s(batch.num_tokens)[stage],
             attention_s=layers * layer.attention_s,
             allreduce_s=layers * layer.allreduce_s,
             launch_s=layers * layer.launch_s,
@@ -127,13 +137,30 @@ class RooflineCost:
             head_s=self._head_s(batch) if stage == self.num_stages - 1 else 0.0,
         )
 
-    def _layer_time(self, batch: BatchShape) -> StageTime:
+    def _beside_matmuls(self, batch: BatchShape) -> StageTime:
+        """Of a layer; all are alike in this."""
         return StageTime(
-            matmul_s=self._weights_s(self.shape.layer_weights, batch.num_tokens),
+            matmul_s=0.0,
             attention_s=self._attention_s(batch),
             allreduce_s=self._allreduce_s(batch.num_tokens),
             launch_s=KERNELS_PER_LAYER * LAUNCH_GAP_S,
         )
+
+    def _matmuls_s(self, rows: int) -> list[float]:
+        """Of each stage's layers."""
+        plain_s = self._weights_s(self.shape.layer_weights, rows)
+        mixture_s = self._mixture_s(rows) if any(self._mixtures) else 0.0
+        return [
+            (layers - mixtures) * plain_s + mixtures * mixture_s
+            for layers, mixtures in zip(self.placement.split, self._mixtures, strict=True)
+        ]
+
+    def _mixture_s(self, rows: int) -> float:
+        """Matmuls of a layer that has experts."""
+        shape = self.shape
+        assert shape.experts is not None
+        computed = shape.mixture_weights(shape.experts.num_chosen)
+        return self._weights_s(computed, rows, shape.mixture_weights(shape.experts_read(rows)))
 
     def _embedding_s(self, batch: BatchShape) -> float:
         return batch.num_tokens * self._row_bytes / self._memory_bytes_s
@@ -147,21 +174,19 @@ class RooflineCost:
 
     def stage_memory(self, stage: int) -> StageMemory:
         """The embedding is the first stage's, the head, as large, the last one's."""
-        shape, placement = self.shape, self.placement
-        layers = placement.split[stage]
-        weights = shape.stage_weights(
-            layers, is_first=stage == 0, is_last=stage == self.num_stages - 1
-        )
+        shape, placement, layers = self.shape, self.placement, self._layers[stage]
         return StageMemory(
-            weights_bytes=weights * placement.itemsize,
-            slot_bytes=layers * shape.kv_elements * placement.itemsize,
+            weights_bytes=shape.stage_weights(layers) * placement.itemsize,
+            slot_bytes=len(layers) * shape.kv_elements * placement.itemsize,
             room_bytes=placement.device.memory_bytes * placement.tensor_parallel * MEMORY_SHARE,
         )
 
-    def _weights_s(self, weights: int, rows: int) -> float:
+    def _weights_s(self, weights: float, rows: int, read: float | None = None) -> float:
+        """`weights` that each row is multiplied by; `read`: if other ones are read of memory."""
+        read = weights if read is None else read
         return max(
             2 * weights * rows / self._flop_s,
-            weights * self.placement.itemsize / self._memory_bytes_s,
+            read * self.placement.itemsize / self._memory_bytes_s,
         )
 
     def _attention_s(self, batch: BatchShape) -> float:

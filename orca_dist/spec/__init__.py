@@ -1,5 +1,6 @@
 """A model's shapes and rules, from Hugging Face's config.json. Pure: no torch, no tensor."""
 
+from orca_dist.spec.experts import Experts
 from orca_dist.spec.families import (
     ATTENTION,
     FAMILIES,
@@ -16,6 +17,7 @@ __all__ = [
     "FAMILIES",
     "MLP",
     "Activation",
+    "Experts",
     "ModelSpec",
     "NormPlacement",
     "QkNorm",

@@ -57,7 +57,7 @@ class Family:
     `rounds_late`: norms are weighted in fp32, and only then rounded. `norm_adds_one`: it is a
     norm's weight + 1 that is multiplied by. `rotates_wide`: heads are rotated in fp32, and only
     then rounded. `embeds_by_root`: embeddings are multiplied by the root of the hidden size,
-    rounded to the type that the model runs in.
+    rounded to the type that the model runs in. `rounds_shares`: see Experts.
     """
 
     keys: Keys = field(default_factory=dict)
@@ -71,6 +71,7 @@ class Family:
     norm_adds_one: bool = False
     rotates_wide: bool = False
     embeds_by_root: bool = False
+    rounds_shares: bool = False
 
     def read(self, config: Keys) -> dict[str, Any]:
         """Every key that any family may read, with the value that it has for this one."""
@@ -101,6 +102,12 @@ _WITHOUT: Keys = {
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
     "use_bidirectional_attention": None,
+    "num_local_experts": None,
+    "num_experts_per_tok": None,
+    "moe_intermediate_size": None,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": None,
 }
 _BIASES: Keys = {"attention_bias": False, "mlp_bias": False}
 _QWEN: Keys = {
@@ -175,5 +182,33 @@ FAMILIES: Mapping[str, Family] = {
         rounds_late=True,
         norm_adds_one=True,
         embeds_by_root=True,
+    ),
+    "mixtral": Family(
+        keys={
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": None,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+        rope_theta=1000000.0,
+    ),
+    "qwen3_moe": Family(
+        keys={
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "attention_bias": False,
+            "use_sliding_window": False,
+            "sliding_window": 4096,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": None,
+        },
+        qk_norm=QkNorm.HEAD,
+        rounds_shares=True,
     ),
 }

@@ -16,6 +16,7 @@ from orca_dist.spec.checks import (
     positive_int_or,
     positive_or_none,
 )
+from orca_dist.spec.experts import Experts, read_experts
 from orca_dist.spec.families import (
     ATTENTION,
     FAMILIES,
@@ -45,7 +46,8 @@ class ModelSpec:
     whole model: `sliding_layers` see the last `sliding_window` positions only, and
     `unrotated_layers` have no rotary embedding. A softcap bounds scores or logits to
     cap * tanh(x / cap); None: there is none. `rounds_multiplier`: the embedding's is rounded to the
-    type that the model runs in. `rounds_late` and those below it: see Family.
+    type that the model runs in. `rounds_late` and those below it: see Family. `experts`: None where
+    every layer has an MLP.
     """
 
     model_type: str
@@ -79,6 +81,7 @@ class ModelSpec:
     rounds_multiplier: bool = False
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
+    experts: Experts | None = None
 
     def window(self, layer: int) -> int | None:
         """How many positions a layer sees, a row's own among them; None: all."""
@@ -87,6 +90,10 @@ class ModelSpec:
     def is_rotated(self, layer: int) -> bool:
         """Whether a layer's queries and keys get the rotary embedding."""
         return layer not in self.unrotated_layers
+
+    def experts_of(self, layer: int) -> Experts | None:
+        """What a layer has in place of an MLP; None: it has one."""
+        return self.experts if self.experts and layer in self.experts.layers else None
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Keys and values of one token over all layers."""
@@ -168,6 +175,7 @@ def parse_spec(config: Keys) -> ModelSpec:
         rounds_multiplier=family.embeds_by_root,
         residual_multiplier=positive(keys, "residual_multiplier"),
         logits_divisor=positive(keys, "logits_scaling"),
+        experts=read_experts(config, keys, family, num_layers),
     )
 
 

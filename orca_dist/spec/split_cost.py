@@ -23,8 +23,17 @@ def layer_cost(spec: ModelSpec) -> float:
     """Multiply-adds a row of the average layer, at half the expected length."""
     q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     attention = spec.hidden_size * (2 * q_size + 2 * kv_size)
-    mlp = 3 * spec.hidden_size * spec.intermediate_size
-    return attention + mlp + 2 * q_size * _mean_context(spec)
+    return attention + _mlp_cost(spec) + 2 * q_size * _mean_context(spec)
+
+
+def _mlp_cost(spec: ModelSpec) -> float:
+    """Of the average layer: its MLP, or a router and the experts that a row goes through."""
+    plain = 3 * spec.hidden_size * spec.intermediate_size
+    if spec.experts is None:
+        return plain
+    experts, share = spec.experts, len(spec.experts.layers) / spec.num_layers
+    chosen = experts.num_chosen * 3 * spec.hidden_size * experts.intermediate_size
+    return (1 - share) * plain + share * (spec.hidden_size * experts.num_experts + chosen)
 
 
 def head_cost(spec: ModelSpec) -> float:

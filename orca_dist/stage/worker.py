@@ -20,7 +20,8 @@ from orca_kernels import Kernels, kernels_for
 
 from orca_dist.device.seam import Device
 from orca_dist.device.staging import Uploads, download
-from orca_dist.models.decoder import Decoder, Weights
+from orca_dist.models.decoder import Decoder
+from orca_dist.models.layers import Weights
 from orca_dist.proto.v1.control_pb2 import Loaded, Open, Plan, Result, Setup
 from orca_dist.spec import ModelSpec
 from orca_dist.stage.backend import with_attention

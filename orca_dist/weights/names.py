@@ -1,8 +1,8 @@
 """The names of a decoder's tensors: ours, Hugging Face's and GGUF's, as tables.
 
-Ours are `embed`, `layers.{i}.q` with i counted over the whole model, `final_norm`,
-`lm_head`. Says which of them a stage holds and what shape each has. Knows nothing
-of files and imports no torch.
+Ours are `embed`, `layers.{i}.q` with i counted over the whole model, `layers.{i}.experts.{n}.gate`
+of its expert n, `final_norm`, `lm_head`. Says which of them a stage holds and what shape each has.
+Knows nothing of files and imports no torch.
 """
 
 from __future__ import annotations
@@ -16,14 +16,20 @@ EMBED = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 LM_HEAD = "lm_head.weight"
 
-_HF_PROJECTIONS: Mapping[str, str] = {
+_HF_ATTENTION: Mapping[str, str] = {
     "q": "self_attn.q_proj",
     "k": "self_attn.k_proj",
     "v": "self_attn.v_proj",
     "o": "self_attn.o_proj",
+}
+_HF_MLP: Mapping[str, str] = {
     "gate": "mlp.gate_proj",
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
+}
+_HF_EXPERTS: Mapping[str, tuple[str, Mapping[str, str]]] = {  # of a family: where, and an MLP's
+    "mixtral": ("block_sparse_moe", {"gate": "w1", "up": "w3", "down": "w2"}),
+    "qwen3_moe": ("mlp", {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}),
 }
 _HF_NORMS: Mapping[NormPlacement, Mapping[str, str]] = {
     NormPlacement.BEFORE: {
@@ -84,13 +90,13 @@ def model_tensors(spec: ModelSpec, available: Container[str]) -> dict[str, str]:
 def tensor_shapes(spec: ModelSpec, names: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
     """Hugging Face's name -> the shape it must have, for the tensors of `names`."""
     shapes = _local_shapes(spec)
-    return {hf: shapes[ours.rsplit(".", 1)[-1]] for ours, hf in names.items()}
+    return {hf: shapes[_kind(ours)] for ours, hf in names.items()}
 
 
 def gguf_tensors(num_layers: int) -> dict[str, str]:
     """GGUF name -> Hugging Face's, of every tensor that llama, qwen2 or qwen3 may have."""
     tensors = dict(_GGUF_TOP)
-    modules = {**_HF_PROJECTIONS, **_HF_NORMS[NormPlacement.BEFORE], **_HF_QK_NORMS}
+    modules = {**_HF_ATTENTION, **_HF_MLP, **_HF_NORMS[NormPlacement.BEFORE], **_HF_QK_NORMS}
     for index in range(num_layers):
         for name, module in _GGUF_MODULES.items():
             for kind in ("weight", "bias"):
@@ -102,9 +108,27 @@ def gguf_tensors(num_layers: int) -> dict[str, str]:
 def _layer(spec: ModelSpec, index: int) -> dict[str, str]:
     prefix = f"model.layers.{index}."
     qk_norms = {} if spec.qk_norm is QkNorm.NONE else _HF_QK_NORMS
-    modules = {**_HF_PROJECTIONS, **_HF_NORMS[spec.norms], **qk_norms}
+    modules = {**_HF_ATTENTION, **_mlp(spec, index), **_HF_NORMS[spec.norms], **qk_norms}
     weights = {name: f"{prefix}{module}.weight" for name, module in modules.items()}
     return weights | {f"{name}_bias": f"{prefix}{modules[name]}.bias" for name in spec.biases}
+
+
+def _mlp(spec: ModelSpec, index: int) -> Mapping[str, str]:
+    experts = spec.experts_of(index)
+    if experts is None:
+        return _HF_MLP
+    block, mlp = _HF_EXPERTS[spec.model_type]
+    return {"router": f"{block}.gate"} | {
+        f"experts.{number}.{name}": f"{block}.experts.{number}.{module}"
+        for number in range(experts.num_experts)
+        for name, module in mlp.items()
+    }
+
+
+def _kind(name: str) -> str:
+    """Ours, whatever the layer and the expert."""
+    parts = name.removeprefix("layers.").split(".")
+    return ".".join(part for part in parts if not part.isdigit())
 
 
 def _head(spec: ModelSpec, available: Container[str]) -> str:
@@ -119,7 +143,7 @@ def _head(spec: ModelSpec, available: Container[str]) -> str:
 
 
 def _local_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Our name without its layer -> shape; matrices are [outputs, inputs]."""
+    """Kind of tensor -> shape; matrices are [outputs, inputs]."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     matrices = {
@@ -129,10 +153,11 @@ def _local_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         "k": (kv_size, hidden),
         "v": (kv_size, hidden),
         "o": (hidden, q_size),
-        "gate": (inner, hidden),
-        "up": (inner, hidden),
-        "down": (hidden, inner),
+        **_mlp_shapes("", hidden, inner),
     }
+    if spec.experts is not None:
+        matrices["router"] = (spec.experts.num_experts, hidden)
+        matrices |= _mlp_shapes("experts.", hidden, spec.experts.intermediate_size)
     norms = dict.fromkeys((*_HF_NORMS[NormPlacement.BOTH], "final_norm"), (hidden,))
     is_full = spec.qk_norm is QkNorm.FULL
     qk_norms = {
@@ -141,3 +166,8 @@ def _local_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     }
     biases = {f"{name}_bias": matrices[name][:1] for name in ATTENTION + MLP}
     return {**matrices, **norms, **qk_norms, **biases}
+
+
+def _mlp_shapes(prefix: str, hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
+    wide = (inner, hidden)
+    return {f"{prefix}gate": wide, f"{prefix}up": wide, f"{prefix}down": wide[::-1]}

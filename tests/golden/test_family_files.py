@@ -36,6 +36,8 @@ RICHEST: Mapping[str, str] = {
     "granite": "granite",
     "olmo2": "olmo2, biases and stretched",
     "gemma2": "gemma2, no caps, biases and listed windows",
+    "mixtral": "mixtral",
+    "qwen3_moe": "qwen3_moe, dense layers, biases and window",
 }
 MIXTURES: Mapping[str, tuple[torch.dtype, ...]] = {
     "fp16": (torch.float16,),

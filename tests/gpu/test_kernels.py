@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from orca_kernels import Kernels, kernels_for
 from orca_kernels.dispatch import TORCH
+from orca_kernels.triton.experts import TritonExperts
 
+from tests.fixtures.expert_cases import ExpertCase, ExpertMix, check_experts, expert_mixes
 from tests.fixtures.kernel_cases import (
     DTYPES,
     Mix,
@@ -130,6 +132,34 @@ def test_rows_of_large_models(kernels: Kernels, heads: tuple[int, int]) -> None:
     check_add_norm(mix, kernels.add_rms_norm, CUDA)
     check_gate(mix, kernels.gate_mul, CUDA)
     check_rotation(mix, kernels.rotate_and_write, torch.bfloat16, CUDA)
+
+
+@settings(max_examples=100)
+@given(mix=expert_mixes(600))
+def test_any_experts(mix: ExpertMix) -> None:
+    check_experts(mix, TritonExperts, CUDA)
+
+
+LARGE_MIXTURE = ExpertMix(
+    num_rows=2000, num_experts=128, num_chosen=8, hidden=2048, width=768, dtype=torch.bfloat16
+)
+
+
+@pytest.mark.parametrize("num_rows", [1, 16, 300, 2000])
+def test_experts_of_large_models(num_rows: int) -> None:
+    check_experts(replace(LARGE_MIXTURE, num_rows=num_rows), TritonExperts, CUDA)
+
+
+def test_no_choice_of_experts_is_waited_for() -> None:
+    """And the same rows have the same bits again."""
+    case = ExpertCase(replace(LARGE_MIXTURE, num_rows=100), CUDA)
+    expected = case.run(TritonExperts)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = case.run(TritonExperts)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(got, expected)
 
 
 @settings(max_examples=300)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from orca_dist.errors import ModelError
-from orca_dist.spec import FAMILIES, Activation, ModelSpec, NormPlacement, parse_spec
+from orca_dist.spec import FAMILIES, Activation, Experts, ModelSpec, NormPlacement, parse_spec
 from orca_dist.weights import model_tensors, tensor_shapes
 from orca_dist.weights.names import LM_HEAD
 from tests.fixtures.families import VARIANTS
@@ -58,7 +59,22 @@ def test_names_and_shapes_are_those_of_transformers(name: str) -> None:
         theirs = AutoModelForCausalLM.from_config(made).state_dict()
     spec = parse_spec(made.to_dict())
     ours = tensor_shapes(spec, model_tensors(spec, frozenset({LM_HEAD})))
-    assert ours == {name: tuple(tensor.shape) for name, tensor in theirs.items()}
+    assert ours == dict(each for item in theirs.items() for each in as_saved(spec, *item))
+
+
+def as_saved(spec: ModelSpec, name: str, tensor: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """A tensor's name and shape in a file; experts, which a model holds together, lie apart there."""
+    is_mixtral = spec.model_type == "mixtral"
+    name = name.replace(".mlp.", ".block_sparse_moe.") if is_mixtral else name
+    gate, up, down = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
+    prefix, _, module = name.rpartition("experts.")
+    if module not in ("gate_up_proj", "down_proj"):
+        yield name, tuple(tensor.shape)
+        return
+    for number, each in enumerate(tensor):
+        halves = each.chunk(2) if module == "gate_up_proj" else (each,)
+        for part, half in zip((gate, up) if len(halves) == 2 else (down,), halves, strict=True):
+            yield f"{prefix}experts.{number}.{part}.weight", tuple(half.shape)
 
 
 def test_every_family_has_variants() -> None:
@@ -70,6 +86,9 @@ def test_who_rounds_late() -> None:
     specs = {name: spec_of(name) for name in FAMILIES}
     assert [name for name, spec in specs.items() if spec.rounds_late] == ["olmo2", "gemma2"]
     assert [name for name, spec in specs.items() if spec.rotates_wide] == ["olmo2"]
+    mixtures = {name: spec.experts for name, spec in specs.items() if spec.experts}
+    assert list(mixtures) == ["mixtral", "qwen3_moe"]
+    assert [each.rounds_shares for each in mixtures.values()] == [False, True]
 
 
 def test_gemma2_by_itself() -> None:
@@ -136,6 +155,38 @@ def test_which_layers_are_rotated() -> None:
     assert [listed.is_rotated(index) for index in range(5)] == [True, False, True, True, False]
 
 
+def test_mixtral_by_itself() -> None:
+    spec = spec_of("mixtral")
+    assert spec.experts == Experts(
+        num_experts=8,
+        num_chosen=2,
+        intermediate_size=96,
+        normalised=True,
+        rounds_shares=False,
+        layers=(0, 1, 2, 3, 4),
+    )
+    assert (spec.rope.theta, spec.sliding_layers) == (1e6, ())
+    assert spec_of("mixtral", norm_topk_prob=False, decoder_sparse_step=2) == spec
+
+
+def test_which_layers_have_experts() -> None:
+    spec = spec_of("qwen3_moe", decoder_sparse_step=2, mlp_only_layers=[1, 99])
+    assert [spec.experts_of(index) is not None for index in range(5)] == [False] * 3 + [True, False]
+    assert spec.experts is not None
+    assert (spec.experts.intermediate_size, spec.intermediate_size) == (768, 96)
+    assert spec_of("llama", num_local_experts=8, num_experts_per_tok=2) == spec_of("llama")
+
+
+def test_the_number_of_experts_has_two_spellings() -> None:
+    """transformers 4 wrote num_experts for Qwen3, and 5 writes num_local_experts."""
+    older, newer = ({key: 9} for key in ("num_experts", "num_local_experts"))
+    for model_type in ("mixtral", "qwen3_moe"):
+        spec = spec_of(model_type, **older)
+        assert spec == spec_of(model_type, **newer) == spec_of(model_type, **older, **newer)
+        assert spec.experts is not None
+        assert spec.experts.num_experts == 9
+
+
 BAD = [
     ("qwen2", {**SLIDES, "layer_types": [FULL]}, r"layer_types needs 5 names"),
     ("qwen2", {**SLIDES, "layer_types": ["chunked_attention"] * 5}, r"'chunked_attention' is not"),
@@ -163,7 +214,24 @@ BAD = [
     ("gemma2", {"use_bidirectional_attention": True}, r"use_bidirectional_attention = True is not"),
     ("gemma2", {"sliding_window": None, "layer_types": [SLIDING] * 5}, r"it can't be known"),
     ("gemma3_text", {}, r"model_type = 'gemma3_text' is not supported; supported: llama, mistral"),
-    ("qwen3_moe", {}, r"model_type = 'qwen3_moe'"),
+    ("qwen2_moe", {}, r"model_type = 'qwen2_moe' is not supported; .* mixtral, qwen3_moe"),
+    ("deepseek_v3", {}, r"model_type = 'deepseek_v3' is not supported"),
+    ("mixtral", {"num_local_experts": 0}, r"num_local_experts = 0: needs a positive whole number"),
+    ("mixtral", {"num_local_experts": None}, r"num_local_experts = None: needs a positive"),
+    (
+        "mixtral",
+        {"num_experts_per_tok": 9},
+        r"per_tok = 9 must be at most the number of experts, 8",
+    ),
+    ("mixtral", {"num_experts_per_tok": 0}, r"num_experts_per_tok = 0: needs a positive"),
+    ("qwen3_moe", {"num_experts": 4}, r"per_tok = 8 must be at most the number of experts, 4"),
+    ("qwen3_moe", {"num_experts": "many"}, r"num_experts = 'many': needs a positive"),
+    ("qwen3_moe", {"num_experts": 8, "num_local_experts": 9}, r"= 9 and num_experts = 8: it can't"),
+    ("qwen3_moe", {"moe_intermediate_size": None}, r"moe_intermediate_size = None: needs"),
+    ("qwen3_moe", {"decoder_sparse_step": 0}, r"decoder_sparse_step = 0: needs a positive"),
+    ("qwen3_moe", {"mlp_only_layers": 3}, r"mlp_only_layers = 3: needs a list of layers"),
+    ("qwen3_moe", {"mlp_only_layers": ["3"]}, r"mlp_only_layers = \['3'\]: needs a list"),
+    ("qwen3_moe", {**SLIDES, "layer_types": [FULL] * 5}, r"it can't be known which is meant"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""A mixture of experts on CUDA devices: each expert multiplies the rows that chose it, and no others.
+"""A mixture of experts on CUDA devices: an expert multiplies the rows that chose it, and no others.
 
 What orca_kernels.experts says, in the time that the chosen experts take. The pairs (row, choice)
 are sorted by expert on the device. A program takes a tile of one expert's pairs and a piece of its
@@ -187,7 +187,10 @@ def sum_constants(*, hidden: int, num_choices: int) -> dict[str, int]:
 
 
 class TritonExperts:
-    """The experts of one layer, for float32, bfloat16 and float16: gate_up [E, 2F, H], down [E, H, F]."""
+    """The experts of one layer, in float32, bfloat16 or float16.
+
+    gate_up [E, 2F, H], down [E, H, F].
+    """
 
     def __init__(
         self, gate_up_EFH: torch.Tensor, down_EHF: torch.Tensor, activation: Activation
@@ -195,7 +198,6 @@ class TritonExperts:
         self._gate_up_EFH = gate_up_EFH.contiguous()
         self._down_EHF = down_EHF.contiguous()
         self._is_gelu = activation is Activation.GELU_TANH
-        self._experts_E = torch.arange(len(down_EHF), device=down_EHF.device)
 
     @property
     def nbytes(self) -> int:
@@ -211,7 +213,8 @@ class TritonExperts:
         num_experts, hidden, width = self._down_EHF.shape
         num_pairs, itemsize = num_rows * num_choices, x_TH.element_size()
         sorted_P, order_P = expert_TK.flatten().sort(stable=True)
-        ends_E = torch.searchsorted(sorted_P, self._experts_E, right=True)
+        expert_E = torch.arange(num_experts, device=x_TH.device)
+        ends_E = torch.searchsorted(sorted_P, expert_E, right=True)
         rows = tile_rows(num_pairs=num_pairs, num_experts=num_experts, itemsize=itemsize)
         constants = tile_constants(num_experts=num_experts, rows=rows, itemsize=itemsize)
         sizes = {"HIDDEN": hidden, "WIDTH": width}

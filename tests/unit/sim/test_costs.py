@@ -128,16 +128,16 @@ HELD = ModelShape(
 
 
 def test_a_stage_holds_its_layers_and_the_pipelines_ends() -> None:
-    assert HELD.stage_weights(2, is_first=False, is_last=False) == 2 * 725
-    assert HELD.stage_weights(2, is_first=True, is_last=False) == 2 * 725 + 40
-    assert HELD.stage_weights(2, is_first=False, is_last=True) == 2 * 725 + 40 + 3
-    assert HELD.stage_weights(4, is_first=True, is_last=True) == 4 * 725 + 80 + 3
+    assert HELD.stage_weights(range(1, 3)) == 2 * 725
+    assert HELD.stage_weights(range(2)) == 2 * 725 + 40
+    assert HELD.stage_weights(range(2, 4)) == 2 * 725 + 40 + 3
+    assert HELD.stage_weights(range(4)) == 4 * 725 + 80 + 3
 
 
 def test_a_tied_embedding_is_held_once_where_a_stage_has_both_ends() -> None:
     tied = replace(HELD, is_tied=True)
-    assert tied.stage_weights(4, is_first=True, is_last=True) == 4 * 725 + 40 + 3
-    ends = [tied.stage_weights(2, is_first=first, is_last=not first) for first in (True, False)]
+    assert tied.stage_weights(range(4)) == 4 * 725 + 40 + 3
+    ends = [tied.stage_weights(layers) for layers in (range(2), range(2, 4))]
     assert sum(ends) == 4 * 725 + 80 + 3
 
 
