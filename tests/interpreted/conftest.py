@@ -1,6 +1,6 @@
 """Tests of this folder run where TRITON_INTERPRET=1 was set before triton was imported.
 
-tests/integration/test_triton.py starts such a process for them. Elsewhere they aren't collected:
+tests/integration/test_triton_*.py start such processes for them. Elsewhere they aren't collected:
 kernels are either interpreted or compiled in a whole process.
 """
 

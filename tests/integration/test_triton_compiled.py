@@ -1,60 +1,12 @@
-"""The Triton kernels without a GPU: interpreted against the reference, compiled within limits.
-
-Interpreting is a property of a whole process, so those tests run in one of their own
-(tests/interpreted). Compiling needs no GPU.
-"""
+"""The Triton kernels compiled for GPUs that aren't here, within what a multiprocessor has."""
 
 from __future__ import annotations
-
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import triton
 
 from scripts import triton_table
-from scripts.triton_table import MODELS, Variant, broken_limits, usages
-
-ROOT = Path(__file__).resolve().parents[2]
-
-# ---- interpreted -------------------------------------------------------
-
-
-FILES = ["test_attention.py", "test_rows.py", "test_sample.py", "test_graphs.py"]
-
-
-def interpret(file: str, marked: str) -> None:
-    """Runs tests/interpreted in the interpreter, and fails with what failed there."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", marked, f"tests/interpreted/{file}"],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("file", FILES)
-def test_kernels_equal_the_reference_in_the_interpreter(file: str) -> None:
-    interpret(file, "not slow")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("file", [*FILES, "test_stage.py"])
-def test_more_of_the_same_in_the_interpreter(file: str) -> None:
-    interpret(file, "slow")
-
-
-def test_nothing_is_interpreted_here() -> None:
-    assert "TRITON_INTERPRET" not in os.environ
-
-
-# ---- compiled ----------------------------------------------------------
+from scripts.triton_table import MIXTURES, MODELS, Variant, broken_limits, usages
 
 
 def check(variants: list[Variant]) -> None:
@@ -75,6 +27,7 @@ def test_some_kernels_compile_within_limits() -> None:
             *triton_table.merge_variants([128], [80]),
             *triton_table.row_variants([MODELS[1], MODELS[-1]], ["bf16"], [90]),
             *triton_table.sample_variants([90]),
+            *triton_table.expert_variants([MIXTURES[1]], ["bf16"], [80]),
         ]
     )
 
