@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from orca_kernels.triton.sample import sample
 
 from tests.fixtures.sample_cases import (
+    EDGES,
     ENDS,
     ONE_BEFORE,
     How,
@@ -32,6 +33,7 @@ columns = st.sampled_from([1, 16, 64])
 @given(case=sample_cases(max_ids=60), max_columns=columns)
 @example(case=LONG_TIE, max_columns=16)
 @example(case=ENDS, max_columns=16)
+@example(case=EDGES, max_columns=16)
 def test_any_case(case: SampleCase, max_columns: int) -> None:
     check_sample(case, partial(sample, max_columns=max_columns))
 

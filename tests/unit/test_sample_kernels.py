@@ -11,6 +11,7 @@ from orca_kernels.cpu import sample as cpu
 from orca_kernels.dispatch import Sample
 
 from tests.fixtures.sample_cases import (
+    EDGES,
     ENDS,
     ONE_BEFORE,
     How,
@@ -40,6 +41,7 @@ def sample(request: pytest.FixtureRequest) -> Sample:
 @given(case=sample_cases())
 @example(case=ALL_IN_TIE)
 @example(case=ENDS)
+@example(case=EDGES)
 def test_any_case(backend: str, case: SampleCase) -> None:
     check_sample(case, BACKENDS[backend])
 
