@@ -28,8 +28,9 @@ def test_any_mix(mix: ExpertMix) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
-@given(mix=expert_mixes(300))
+@pytest.mark.timeout(600)
+@settings(max_examples=60)
+@given(mix=expert_mixes(150))
 def test_many_mixes(mix: ExpertMix) -> None:
     check_experts(mix, TritonExperts)
 
@@ -61,10 +62,10 @@ def test_nan_stays_in_its_row() -> None:
 
 
 def test_choices_are_added_up_in_their_order_in_float32() -> None:
-    """The second is so small that in any other order it would be seen."""
+    """The first is so small that it would be seen only if it came last."""
     case = ExpertCase(ExpertMix(num_rows=1, num_experts=3, num_chosen=3))
     experts = TritonExperts(case.gate_up_EFH, case.down_EHF, Activation.SILU)
-    order, weight_TK = (2, 0, 2), torch.tensor([[2.0**24, 1e-3, -(2.0**24)]])
+    order, weight_TK = (0, 2, 2), torch.tensor([[1e-3, 2.0**24, -(2.0**24)]])
     y_KH = torch.cat(
         [experts(case.x_TH, torch.tensor([[each]]), torch.ones(1, 1)) for each in order]
     )
@@ -73,4 +74,4 @@ def test_choices_are_added_up_in_their_order_in_float32() -> None:
         by_hand_H += weight * y_H
     got_TH = experts(case.x_TH, torch.tensor([order]), weight_TK)
     assert torch.equal(got_TH[0], by_hand_H)
-    assert not torch.equal(got_TH[0], 1e-3 * y_KH[1])
+    assert not torch.equal(got_TH[0], 1e-3 * y_KH[0])
