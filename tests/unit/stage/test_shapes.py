@@ -213,13 +213,7 @@ PAIRS = {
 }
 
 
-GRAPHS = {
-    **dict.fromkeys(["llama", "mistral, window", "qwen3", "granite", "olmo2"], 4),
-    "mixtral, one of four and a window": 3 + 4 * 2,
-}  # matmuls of a layer
-
-
-@pytest.mark.parametrize("name", names(GRAPHS, list(GRAPHS)[:5]))
+@pytest.mark.parametrize("name", ["llama", "mistral, window", "qwen3", "granite", "olmo2"])
 @pytest.mark.parametrize("pair", PAIRS)
 def test_what_is_captured_is_the_same_whatever_the_plan(
     tmp_path: Path, name: str, pair: str
@@ -239,8 +233,7 @@ def test_what_is_captured_is_the_same_whatever_the_plan(
     first, second = stage.gpu.traces
     assert first == second
     code, _, launched = first
-    num_matmuls = code.count("torch.ops.aten.mm") + code.count("torch.ops.aten.addmm")
-    assert num_matmuls == GRAPHS[name] * 5
+    assert code.count("torch.ops.aten.mm") + code.count("torch.ops.aten.addmm") == 4 * 5
     assert launched.count("attend_tiles") == 5
     assert launched.count("merge_chunks") == (5 if pair == "cut" else 0)
 
