@@ -128,6 +128,16 @@ def test_a_row_is_the_weighted_sum_of_its_experts(
     close(got_TH, wanted_TH, dtype)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_are_added_up_in_float32(kind: str) -> None:
+    """Of bfloat16 too, to which 1 + 2^-8 is 1. Every expert here gives 1."""
+    ones = (torch.tensor([[16.0], [1 / 16]]).bfloat16(), torch.ones(1, 1).bfloat16())
+    experts = KINDS[kind](torch.bfloat16, 1).experts([ones] * 3, 3, Activation.SILU)
+    weight_TK = torch.tensor([[1.0, 2**-8, 2**-8]] * 2)
+    y_TH = experts(torch.ones(2, 1).bfloat16(), torch.tensor([[0, 1, 2], [2, 0, 1]]), weight_TK)
+    assert y_TH.tolist() == [[1 + 2**-7]] * 2
+
+
 @pytest.mark.parametrize("kind", GROUPED)
 @pytest.mark.parametrize("dtype", PACKED_DTYPES)
 @pytest.mark.parametrize("num_threads", [1, 2])
