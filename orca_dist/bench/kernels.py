@@ -235,8 +235,11 @@ def measure(
 ) -> list[KernelRow]:
     """One row for each kernel, number of threads, dtype and shape; `rounds` samples of each side.
 
-    Raises ConfigError where the kernels can't be compiled.
+    Raises ConfigError where the kernels can't be compiled, or a model has none of their kind.
     """
+    if spec.experts is not None and "matmuls" in kernels:
+        others = ", ".join(name for name in KERNELS if name != "matmuls")
+        raise ConfigError(f"kernels = matmuls: experts have none of one size; choose of {others}")
     settings = [
         (name, Setting(spec=spec, shape=shape, dtype=getattr(torch, dtype), num_threads=num))
         for name in kernels

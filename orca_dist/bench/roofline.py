@@ -30,7 +30,7 @@ from orca_dist.config import EngineConfig, Launcher
 from orca_dist.engine.settle import cpus_per_stage, settle_device, settle_dtype
 from orca_dist.errors import ConfigError, StartupError
 from orca_dist.metrics.trace import PlanTrace, StageSpan
-from orca_dist.spec import load_spec
+from orca_dist.spec import ModelSpec, load_spec
 
 MATMULS_MODULE = "orca_dist.bench.matmuls"
 MAX_COUNTS = 32  # numbers of rows that are timed; those between are interpolated
@@ -100,6 +100,15 @@ def check_roofline(config: EngineConfig) -> None:
         raise ConfigError(
             f"ray_address = {config.ray_address}: roofline times this machine's matmuls; leave it "
             "out"
+        )
+
+
+def check_plain(spec: ModelSpec) -> None:
+    """Raises ConfigError for a model with experts."""
+    if spec.experts is not None:
+        raise ConfigError(
+            f"model: of {spec.experts.num_experts} experts a trace doesn't say how many rows each "
+            "had, so their matmuls can't be timed alone; give a model without"
         )
 
 

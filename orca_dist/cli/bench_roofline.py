@@ -10,6 +10,7 @@ from orca_dist.cli.bench_offline import OfflineFlags, offline_lines
 from orca_dist.cli.output import count_progress, print_json, results_only
 from orca_dist.config import LogConfig
 from orca_dist.errors import ConfigError
+from orca_dist.spec import load_spec
 
 if TYPE_CHECKING:
     from orca_dist.bench.roofline import Roofline, StageShares
@@ -28,7 +29,7 @@ class BenchRoofline(OfflineFlags):
 
     def run(self, log: LogConfig) -> int:
         from orca_dist.bench.offline import trace_offline
-        from orca_dist.bench.roofline import check_roofline, make_roofline
+        from orca_dist.bench.roofline import check_plain, check_roofline, make_roofline
         from orca_dist.llm import resolve_model
 
         self.engine.check()
@@ -36,6 +37,7 @@ class BenchRoofline(OfflineFlags):
         if self.rounds < 1:
             raise ConfigError(f"rounds = {self.rounds}: must be at least 1")
         folder = resolve_model(self.model)
+        check_plain(load_spec(folder))
         jobs = self.jobs(folder)
         with results_only(), count_progress("requests") as on_progress:
             run = trace_offline(folder, self.engine, jobs, log, on_progress)

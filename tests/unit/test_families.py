@@ -63,7 +63,7 @@ def test_names_and_shapes_are_those_of_transformers(name: str) -> None:
 
 
 def as_saved(spec: ModelSpec, name: str, tensor: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """A tensor's name and shape in a file; experts, which a model holds together, lie apart there."""
+    """A tensor's name and shape in a file, where each expert has its own."""
     is_mixtral = spec.model_type == "mixtral"
     name = name.replace(".mlp.", ".block_sparse_moe.") if is_mixtral else name
     gate, up, down = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")

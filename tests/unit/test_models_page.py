@@ -10,7 +10,7 @@ from orca_dist.text.older_files import MERGES_FILE, PIECES_CLASSES, PIECES_FILE,
 from orca_dist.weights.gguf_config import ARCHITECTURES
 from tests.fixtures.families import OTHERS, VARIANTS
 from tests.fixtures.ropes import ROPES
-from tests.golden.test_families import CHUNKED, MIN_AGREEMENT, NUM_STAGES
+from tests.golden.test_families import CHUNKED, MIN_AGREEMENT, MIN_ROUTED_AGREEMENT, NUM_STAGES
 from tests.golden.test_loud_llama import MAX_TOKENS, PROMPTS, TOLERANCE
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
@@ -65,3 +65,4 @@ def test_the_measure_is_the_tests_own() -> None:
     assert f"with chunks of at most {CHUNKED.max_batch_tokens} tokens" in prose
     assert len(PROMPTS) == 5
     assert f"at least {MIN_AGREEMENT:.0%}".replace("%", " %") in prose
+    assert f"Of models with experts it is at least {MIN_ROUTED_AGREEMENT:.0%}"[:-1] in prose

@@ -58,6 +58,21 @@ def test_ends_hold_the_ends() -> None:
     assert last["layers.4.q"] == "model.layers.4.self_attn.q_proj.weight"
 
 
+def test_a_stage_holds_all_experts_of_its_layers() -> None:
+    experts = {"num_local_experts": 3, "num_experts_per_tok": 2, "model_type": "mixtral"}
+    held = stage_tensors(parse_spec({**CONFIG, **experts}), range(2, 3), UNTIED)
+    block = "model.layers.2.block_sparse_moe"
+    assert {name: hf for name, hf in held.items() if "_norm" not in name} == {
+        **{f"layers.2.{name}": f"model.layers.2.self_attn.{name}_proj.weight" for name in "qkvo"},
+        "layers.2.router": f"{block}.gate.weight",
+        **{
+            f"layers.2.experts.{number}.{name}": f"{block}.experts.{number}.{module}.weight"
+            for number in range(3)
+            for name, module in {"gate": "w1", "up": "w3", "down": "w2"}.items()
+        },
+    }
+
+
 def test_a_tied_head_is_the_embedding_unless_the_file_has_one() -> None:
     tied = dataclasses.replace(SPEC, tie_word_embeddings=True)
     last = range(3, 5)

@@ -10,6 +10,7 @@ import pytest
 from orca_dist.bench.matmuls import Round, Seconds
 from orca_dist.bench.roofline import (
     StageTimes,
+    check_plain,
     check_roofline,
     chosen,
     interpolated,
@@ -21,6 +22,8 @@ from orca_dist.cli.main import main
 from orca_dist.config import EngineConfig
 from orca_dist.errors import ConfigError
 from orca_dist.metrics.trace import PlanTrace, StageSpan
+from orca_dist.spec import parse_spec
+from tests.fixtures.large_models import LARGE
 
 
 def span(received_s: float, start_s: float, end_s: float, sent_s: float) -> StageSpan:
@@ -107,6 +110,12 @@ def test_medians_are_taken_over_the_rounds() -> None:
 def test_stages_elsewhere_are_refused() -> None:
     with pytest.raises(ConfigError, match="ray_address = auto: roofline times this"):
         check_roofline(EngineConfig(device="cpu", ray_address="auto"))
+
+
+def test_matmuls_of_experts_are_not_timed() -> None:
+    with pytest.raises(ConfigError, match=r"of 8 experts a trace doesn't say how many rows each"):
+        check_plain(parse_spec(LARGE["Mixtral-8x7B"]))
+    check_plain(parse_spec(LARGE["Llama-3.1-70B"]))
 
 
 def test_rounds_are_checked_before_anything_runs(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orca_dist.core import split_layers
-from orca_dist.spec import parse_spec
+from orca_dist.spec import Experts, parse_spec
 from orca_dist.spec.split_cost import (
     EXPECTED_LEN,
     SAMPLED_SHARE,
@@ -48,6 +48,21 @@ def test_windows_and_short_models_see_less() -> None:
     assert layer_cost(SMOLLM2) - layer_cost(windowed) == 2 * 576 * (512 - 128) / 2
     short = replace(SMOLLM2, max_model_len=256)
     assert layer_cost(SMOLLM2) - layer_cost(short) == 2 * 576 * (512 - 128)
+
+
+def test_of_experts_those_count_that_a_row_goes_through() -> None:
+    """In a third of the layers: a router of 64, and 4 of them."""
+    experts = Experts(
+        num_experts=64,
+        num_chosen=4,
+        intermediate_size=100,
+        normalised=True,
+        rounds_shares=False,
+        layers=tuple(range(0, 30, 3)),
+    )
+    more = 576 * 64 + 4 * 3 * 576 * 100 - 3 * 576 * 1536
+    mixed = layer_cost(replace(SMOLLM2, experts=experts))
+    assert mixed - layer_cost(SMOLLM2) == pytest.approx(more / 3)
 
 
 @pytest.mark.parametrize(

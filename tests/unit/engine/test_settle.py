@@ -21,7 +21,7 @@ from orca_dist.engine.settle import (
 )
 from orca_dist.engine.stages import PipelineConfig
 from orca_dist.errors import ConfigError
-from orca_dist.spec import ModelSpec, parse_spec
+from orca_dist.spec import Experts, ModelSpec, parse_spec
 
 # Keys and values of one token in fp32: 2 x 10 layers x 2 heads x 16 x 4 bytes.
 KV_BYTES = 2560
@@ -247,6 +247,22 @@ def test_activations_are_counted_for_the_longest_batch() -> None:
     )
     whole = settled(max_batch_tokens=100, chunked_prefill="off", dtype="bfloat16")
     assert whole.activation_bytes[0] == 1000 * widths * 2
+
+
+def test_experts_take_the_place_of_the_mlp() -> None:
+    """For each of two that a row goes through three of 10 and three of 64, and two sums in fp32."""
+    counted = {"rows": 100, "sampled_rows": 1, "itemsize": 2, "has_head": False}
+    experts = Experts(
+        num_experts=5,
+        num_chosen=2,
+        intermediate_size=10,
+        normalised=True,
+        rounds_shares=False,
+        layers=tuple(range(make_spec().num_layers)),
+    )
+    plain = activation_bytes(make_spec(), **counted)
+    mixed = activation_bytes(replace(make_spec(), experts=experts), **counted)
+    assert mixed - plain == 100 * (2 * 3 * (10 + 64) * 2 + 2 * 64 * 4 - 3 * 96 * 2)
 
 
 def test_cut_contexts_take_the_place_of_the_mlp_where_they_are_larger() -> None:

@@ -16,6 +16,7 @@ from orca_dist.sim.hardware import DEVICES, find_device
 from orca_dist.sim.roofline import Placement, RooflineCost
 from orca_dist.sim.shapes import ModelShape, gpt_shape
 from orca_dist.sim.table import read_cost_table
+from orca_dist.spec import Experts
 
 LAYER = 12 * 256 * 256  # weights of a GPT-style layer
 VOCAB = 50257
@@ -139,6 +140,57 @@ def test_a_tied_embedding_is_held_once_where_a_stage_has_both_ends() -> None:
     assert tied.stage_weights(range(4)) == 4 * 725 + 40 + 3
     ends = [tied.stage_weights(layers) for layers in (range(2), range(2, 4))]
     assert sum(ends) == 4 * 725 + 80 + 3
+
+
+# In layers 1 and 3 a router of 10 x 6 and six experts of 3 x 10 x 8 in place of the MLP's 420.
+MIXED = replace(
+    HELD,
+    experts=Experts(
+        num_experts=6,
+        num_chosen=2,
+        intermediate_size=8,
+        normalised=True,
+        rounds_shares=False,
+        layers=(1, 3),
+    ),
+)
+ATTENTION, EXPERT = 300, 240
+
+
+def mixed_cost(*split: int, flop_s: float) -> RooflineCost:
+    device = replace(find_device("L4"), flop_s=flop_s, memory_bytes_s=1e6)
+    return RooflineCost(MIXED, Placement(split=split, device=device, link_bytes_s=1e9))
+
+
+def test_all_experts_are_held() -> None:
+    mixture = ATTENTION + 60 + 6 * EXPERT + 5
+    assert MIXED.stage_weights(range(1)) == 725 + 40
+    assert MIXED.stage_weights(range(1, 2)) == mixture
+    assert MIXED.stage_weights(range(4)) == 2 * 725 + 2 * mixture + 80 + 3
+    held = [mixed_cost(3, 1, flop_s=1e6).stage_memory(stage).weights_bytes for stage in (0, 1)]
+    assert held == [2 * (2 * 725 + mixture + 40), 2 * (mixture + 40 + 3)]
+
+
+def test_a_token_is_computed_by_those_it_chose_and_a_batch_reads_what_some_token_chose() -> None:
+    """Of six each token chooses two: n leave an expert out by (2/3)^n."""
+    assert [MIXED.experts_read(rows) for rows in (0, 1, 2)] == pytest.approx([0, 2, 10 / 3])
+    assert MIXED.experts_read(1000) == pytest.approx(6)
+    read, computed = ATTENTION + 60 + 10 / 3 * EXPERT, ATTENTION + 60 + 2 * EXPERT
+    few, many = BatchShape(2, 0, 0, 0), BatchShape(1000, 0, 0, 0)
+    assert mixed_cost(4, flop_s=1e12).stage_time(few, 0).matmul_s == pytest.approx(
+        2 * (720 + read) * 2 / 1e6
+    )
+    assert mixed_cost(4, flop_s=1e6).stage_time(many, 0).matmul_s == pytest.approx(
+        2 * (720 + computed) * 2 * 1000 / 1e6
+    )
+
+
+def test_stages_take_as_long_as_their_own_layers() -> None:
+    plan = plan_of((0, 100, True), (50, 1, True))
+    model = mixed_cost(2, 1, 1, flop_s=1e6)
+    wanted = [model.stage_time(batch_shape(plan), stage).total_s for stage in range(3)]
+    assert model.times(plan).stage_s == pytest.approx(wanted)
+    assert len({round(each, 9) for each in wanted}) == 3
 
 
 def test_room_for_kv_is_what_the_fullest_stage_leaves() -> None:

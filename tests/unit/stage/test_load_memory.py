@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -25,6 +27,12 @@ CONFIG = {
     "max_position_embeddings": 64,
     "dtype": "float32",
 }
+EXPERTS = {
+    "model_type": "mixtral",
+    "num_local_experts": 16,
+    "intermediate_size": 704,
+    "num_hidden_layers": 4,
+}
 LOAD = """
 import sys
 from pathlib import Path
@@ -37,23 +45,28 @@ def kilobytes(key):
     return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
 worker = StageWorker(host="127.0.0.1")
-setup = stage_setup(Path(sys.argv[1]), 0, split_layers(16, 1), "float32")
+setup = stage_setup(Path(sys.argv[1]), 0, split_layers(int(sys.argv[2]), 1), "float32")
 before = kilobytes("VmRSS")
 loaded = worker.load(setup)
 print((kilobytes("VmHWM") - before) * 1024 / loaded.weight_bytes)
 """
 
 
-def test_the_peak_is_not_twice_the_weights(tmp_path: Path) -> None:
-    spec = parse_spec(CONFIG)
+@pytest.mark.parametrize("changes", [{}, EXPERTS], ids=["mlp", "experts"])
+def test_the_peak_is_not_twice_the_weights(tmp_path: Path, changes: dict[str, Any]) -> None:
+    config = {**CONFIG, **changes}
+    spec = parse_spec(config)
     shapes = tensor_shapes(spec, model_tensors(spec, {LM_HEAD}))
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file(
         {name: torch.full(shape, 1 / 3) for name, shape in shapes.items()},
         tmp_path / "model.safetensors",
     )
     run = subprocess.run(
-        [sys.executable, "-c", LOAD, str(tmp_path)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", LOAD, str(tmp_path), str(spec.num_layers)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert 0.9 < float(run.stdout) < 1.6
 
