@@ -29,8 +29,8 @@ def test_any_mix(mix: ExpertMix) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@settings(max_examples=60)
-@given(mix=expert_mixes(150))
+@settings(max_examples=30)
+@given(mix=expert_mixes(100))
 def test_many_mixes(mix: ExpertMix) -> None:
     check_experts(mix, TritonExperts)
 
