@@ -61,7 +61,6 @@ QUICK = (
     "olmo2",
     "gemma2",
     "mixtral, one of four and a window",
-    "qwen3_moe, dense layers, biases and window",
 )
 
 
@@ -283,7 +282,7 @@ def rotary_bytes(spec: ModelSpec) -> int:
         "qwen3, biases and windows",
         "olmo2",
         "gemma2",
-        "qwen3_moe, dense layers, biases and window",
+        pytest.param("qwen3_moe, dense layers, biases and window", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("num_stages", [1, 5])
