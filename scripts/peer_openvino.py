@@ -13,9 +13,7 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
-from peer_workload import NUM_REQUESTS, Request, arguments, read_workload, result
-
-WARM_UP: list[Request] = [{"prompt": [1000] * 8, "out": 4}]
+from peer_workload import NUM_REQUESTS, WARM_UP, Request, arguments, read_workload, result
 
 
 def make_pipeline(model: Path, precision: str, threads: int) -> genai.ContinuousBatchingPipeline:

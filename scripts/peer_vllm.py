@@ -9,11 +9,10 @@ import os
 import time
 from pathlib import Path
 
-from peer_workload import NUM_REQUESTS, Request, arguments, read_workload, result
+from peer_workload import NUM_REQUESTS, WARM_UP, Request, arguments, read_workload, result
 from vllm import LLM, SamplingParams
 
 KV_GIB = "2"
-WARM_UP: list[Request] = [{"prompt": [1000] * 8, "out": 4}]
 
 
 def make_engine(model: Path, dtype: str, stages: int) -> LLM:

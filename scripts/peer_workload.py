@@ -11,6 +11,8 @@ NUM_REQUESTS, PROMPT_LENS, OUTPUT_LENS, FIRST_ORDINARY_ID = 64, (32, 512), (1, 1
 
 Request = dict[str, object]
 
+WARM_UP: list[Request] = [{"prompt": [1000] * 8, "out": 4}]
+
 
 def arguments(about: str | None) -> argparse.ArgumentParser:
     """What every engine is told; each adds its own."""

@@ -95,7 +95,10 @@ def _refuse_unsupported(source: GgufFile) -> None:
             f"{', '.join(ARCHITECTURES)}"
         )
     if source.get(f"{name}.expert_count", 0) > 0:
-        raise ModelError(f"{source.path}: mixture-of-experts models are not supported")
+        raise ModelError(
+            f"{source.path}: mixture-of-experts models can't be converted; give the model's "
+            "Hugging Face folder"
+        )
     if "token_embd.weight" not in source.tensors:
         raise ModelError(f"{source.path}: the tensor token_embd.weight is missing")
 

@@ -36,12 +36,16 @@ MIN_ROUTED_AGREEMENT = 0.7  # of experts: the last bit may decide which ones a r
 NUM_STAGES = (1, 2, 3, 5)
 CHUNKED = Schedule(max_batch_tokens=21)
 SLOW = pytest.mark.slow
+SLOW_VARIANT = "mixtral, one of four and a window"
 EACH_NUMBER = [pytest.param(num, marks=() if num == 2 else SLOW) for num in NUM_STAGES]
 
 # Rope types differ in a table of angles alone, which test_logits holds for each of them.
 few_ropes = pytest.mark.parametrize(
     "folder",
-    [pytest.param(name, marks=SLOW if ", rope " in name else ()) for name in VARIANTS],
+    [
+        pytest.param(name, marks=SLOW if ", rope " in name or name == SLOW_VARIANT else ())
+        for name in VARIANTS
+    ],
     indirect=True,
     scope="module",
 )
@@ -61,7 +65,10 @@ class Truth:
         return logits
 
 
-@pytest.fixture(scope="module", params=list(VARIANTS))
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=SLOW if name == SLOW_VARIANT else ()) for name in VARIANTS],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return loud_model(tmp_path_factory.mktemp("model"), VARIANTS[request.param])
 

@@ -25,6 +25,7 @@ from tests.fixtures.checkpoints import (
 
 REPLACEMENT = "\ufffd"
 EMOJI, CJK, E_ACUTE = "\U0001f642", "\u4e2d", "\u00e9"
+SPACE_PIECE = "\u2581"  # a space to Llama 2's pieces: it comes back as one
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +129,7 @@ def test_chunks_join_to_the_librarys_decode_with_byte_level(
     assert joined(level, ids, cuts) == level.decode(ids) == level_library.decode(ids)
 
 
-@given(text=st.text())
+@given(text=st.text(st.characters(codec="utf-8", exclude_characters=SPACE_PIECE)))
 def test_text_streams_without_replacements(
     fallback: Tokenizer, level: Tokenizer, text: str
 ) -> None:

@@ -1,16 +1,15 @@
 // y = x W^T + b of a flat batch, for CPUs. W lies in panels of kPanel outputs: [F / kPanel][K][kPanel].
 //
 // Every output is one sum over k from 0 up, in fp32, whatever the number of rows and threads: a row
-// has the same bits wherever it runs. Few rows read each panel once, as it lies in memory: bandwidth
-// is the limit, and weights that bfloat16 holds exactly are kept in it, at half the bytes and with not
-// a bit changed. Many rows have a piece of a panel widened to fp32 first, in cache, and arithmetic is
-// the limit.
+// has the same bits wherever it runs. Weights that bfloat16 holds exactly are kept in it, at half the
+// bytes and with not a bit changed. Rows go over a panel in tiles. The first reads it as it lies in
+// memory, which is all there is to few rows, whose limit is bandwidth, and leaves it in fp32, in cache,
+// for the tiles that follow, whose limit is arithmetic.
 //
 // Shapes: T rows, K inputs, F outputs.
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -26,15 +25,21 @@ constexpr int kTile = 14;  // rows: their 28 sums, and 2 vectors of weights, are
 #else
 constexpr int kTile = 2;
 #endif
-constexpr int kPanel = 2 * kLanes, kLine = 64;
-constexpr int64_t kFewRows = 2 * kTile;  // more are worth widening a panel for
-constexpr int64_t kDepth = 192;  // inputs of a widened piece of a panel, which the L1 cache holds
-constexpr int64_t kCachedInputs = 224 * 1024;  // floats of x that one panel after another goes over
+constexpr int kPanel = 2 * kLanes;
+constexpr int64_t kLine = 64;
+constexpr int64_t kDepth = 1536;  // inputs of a piece of a panel, which the L2 cache holds in fp32
+constexpr int64_t kCachedInputs = 128 * 1024;  // floats of x that one panel after another goes over
 
-// kRows rows, their inputs as [K][kRows], against one panel; `sums` is [kRows][kPanel]. Meanwhile
-// memory from `ahead` on is fetched, `step` bytes further for every k.
-template <int kRows, class Weight>
-void multiply(const float* inputs, int64_t K, const Weight* panel, const char* ahead, int64_t step,
+// Memory that is fetched meanwhile: from `from` on, `step` bytes further for every k.
+struct Ahead {
+  const char* from;
+  int64_t step;
+};
+
+// kRows rows of x, `stride` floats apart, against K inputs of a panel; `sums` is [kRows][kPanel].
+// Leaves the panel in `wide`, too, where there is one.
+template <int kRows, bool kWidens, class Weight>
+void multiply(const float* x, int64_t stride, int64_t K, const Weight* panel, Ahead ahead, float* wide,
               float* sums) {
   Vec low[kRows], high[kRows];
 #pragma GCC unroll 14
@@ -42,25 +47,35 @@ void multiply(const float* inputs, int64_t K, const Weight* panel, const char* a
     low[row] = load(sums + row * kPanel);
     high[row] = load(sums + row * kPanel + kLanes);
   }
-  for (int64_t k = 0; k < K; ++k, inputs += kRows, panel += kPanel, ahead += step) {
-    __builtin_prefetch(ahead, 0, 2);
+  // Three pointers and four multiples of the stride reach all rows; a pointer each were too many.
+  const float *first = x, *fifth = first + 5 * stride, *tenth = fifth + 5 * stride;
+  for (int64_t k = 0; k < K; ++k, ++first, ++fifth, ++tenth, panel += kPanel, ahead.from += ahead.step) {
+    __builtin_prefetch(ahead.from, 0, 2);
     const Vec a = load(panel), b = load(panel + kLanes);
+    if constexpr (kWidens) {
+      store(wide, a);
+      store(wide + kLanes, b);
+      wide += kPanel;
+    }
 #pragma GCC unroll 14
     for (int row = 0; row < kRows; ++row) {
-      low[row] += a * inputs[row];
-      high[row] += b * inputs[row];
+      const float* const near = row < 5 ? first : row < 10 ? fifth : tenth;
+      const float input = near[row % 5 * stride];
+      low[row] += a * input;
+      high[row] += b * input;
     }
   }
 #pragma GCC unroll 14
   for (int row = 0; row < kRows; ++row) {
-    std::memcpy(sums + row * kPanel, &low[row], sizeof(Vec));
-    std::memcpy(sums + row * kPanel + kLanes, &high[row], sizeof(Vec));
+    store(sums + row * kPanel, low[row]);
+    store(sums + row * kPanel + kLanes, high[row]);
   }
 }
 
-template <class Weight, int... kLess>
+template <bool kWidens, class Weight, int... kLess>
 auto multiply_of(int64_t rows, std::integer_sequence<int, kLess...>) {
-  static constexpr decltype(&multiply<1, Weight>) kinds[] = {multiply<kLess + 1, Weight>...};
+  static constexpr decltype(&multiply<1, kWidens, Weight>) kinds[] = {
+      multiply<kLess + 1, kWidens, Weight>...};
   return kinds[rows - 1];
 }
 
@@ -72,38 +87,29 @@ struct Product {
   int64_t T, K, F;
 };
 
+// Inputs [k, k + depth) of a panel, whose first output is `column`.
+template <class Weight>
+struct Piece {
+  const Weight* weights;
+  int64_t column, k, depth;
+};
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // Rows [begin, end) in tiles as equal as they can be.
 template <class Use>
 void for_tiles(int64_t begin, int64_t end, Use use) {
-  const int64_t rows = end - begin, num_tiles = (rows + kTile - 1) / kTile;
+  const int64_t rows = end - begin, num_tiles = ceil_div(rows, kTile);
   for (int64_t tile = 0; tile < num_tiles; ++tile)
     use(begin + rows * tile / num_tiles, begin + rows * (tile + 1) / num_tiles);
 }
 
-// Inputs [k, k_end) of those rows in fp32, tile after tile as [K][rows of the tile].
+// Has the lines of y that a tile will write, [begin, end) in a panel's columns, fetched.
 template <class In>
-void lay_inputs(const Product<In>& p, int64_t begin, int64_t end, int64_t k, int64_t k_end, float* laid) {
-  for_tiles(begin, end, [&](int64_t first, int64_t last) {
-    float* tile = laid + (first - begin) * p.K;
-    for (int64_t row = first; row < last; ++row)
-      for (int64_t i = k; i < k_end; ++i)
-        tile[i * (last - first) + row - first] = widened(p.x[row * p.K + i]);
-  });
-}
-
-// Adds inputs [k, k + depth) of rows [begin, end) to their sums in one panel, of which `weights` are
-// those inputs'. The first tiles fetch as many bytes again from `ahead` on: what follows in memory.
-template <class In, class Weight>
-void add_inputs(const Product<In>& p, const float* laid, int64_t begin, int64_t end, int64_t k,
-                int64_t depth, const Weight* weights, const char* ahead, int64_t num_ahead, float* sums) {
-  const char* const ahead_end = ahead + num_ahead;
-  for_tiles(begin, end, [&](int64_t first, int64_t last) {
-    const auto multiply = multiply_of<Weight>(last - first, std::make_integer_sequence<int, kTile>());
-    const int64_t step = ahead < ahead_end ? kLine : 0;
-    const float* const inputs = laid + (first - begin) * p.K + k * (last - first);
-    multiply(inputs, depth, weights, ahead, step, sums + (first - begin) * kPanel);
-    ahead += depth * step;
-  });
+void fetch_columns(const Product<In>& p, int64_t begin, int64_t end, int64_t column) {
+  for (int64_t row = begin; row < end; ++row)
+    for (int64_t c = 0; c < kPanel; c += kLine / sizeof(In))
+      __builtin_prefetch(p.y + row * p.F + column + c, 1, 2);
 }
 
 // Rows [begin, end) of y in a panel's columns, of which `column` is the first.
@@ -111,16 +117,50 @@ template <class In>
 void write_columns(const Product<In>& p, int64_t begin, int64_t end, int64_t column,
                    const float* sums) {
   const int64_t num_columns = std::min<int64_t>(kPanel, p.F - column);
-  for (int64_t row = begin; row < end; ++row)
-    for (int64_t c = 0; c < num_columns; ++c)
-      p.y[row * p.F + column + c] = narrowed<In>(
-          sums[(row - begin) * kPanel + c] + (p.bias ? p.bias[column + c] : 0.0f));
+  float bias[kPanel] = {};
+  if (p.bias) std::copy_n(p.bias + column, num_columns, bias);
+  for (int64_t row = begin; row < end; ++row, sums += kPanel) {
+    In columns[kPanel], *const to = p.y + row * p.F + column;
+    In* const out = num_columns == kPanel ? to : columns;
+    for (int64_t c = 0; c < kPanel; c += kLanes) store(out + c, load(sums + c) + load(bias + c));
+    if (num_columns < kPanel) std::copy_n(columns, num_columns, to);
+  }
 }
 
-inline const float* in_fp32(const float* panel, int64_t, float*) { return panel; }
-inline const float* in_fp32(const uint16_t* panel, int64_t size, float* wide) {
-  for (int64_t i = 0; i < size; ++i) wide[i] = widened(panel[i]);
+inline const float* in_fp32(const float* from, int64_t, float*) { return from; }
+inline const float* in_fp32(const uint16_t* from, int64_t size, float* wide) {
+  for (int64_t i = 0; i < size; ++i) wide[i] = widened(from[i]);
   return wide;
+}
+
+// Rows [begin, end), the first of which is x, against a piece: one tile, or the first of several,
+// which widens it, and then the others.
+template <class In, class Weight>
+void multiply_piece(const Product<In>& p, const float* x, int64_t begin, int64_t end,
+                    const Piece<Weight>& piece, float* wide, float* sums) {
+  constexpr bool kIsWide = sizeof(Weight) == sizeof(float);
+  constexpr auto kAny = std::make_integer_sequence<int, kTile>();
+  constexpr int64_t kBytes = kPanel * sizeof(Weight);
+  Ahead ahead{reinterpret_cast<const char*>(piece.weights) + piece.depth * kBytes,
+              std::min(kLine, ceil_div(kBytes, ceil_div(end - begin, kTile)))};
+  for_tiles(begin, end, [&](int64_t first, int64_t last) {
+    float* const tile_sums = sums + (first - begin) * kPanel;
+    const float* const tile_x = x + (first - begin) * p.K + piece.k;
+    if (piece.k == 0) std::fill_n(tile_sums, (last - first) * kPanel, 0.0f);
+    const bool is_last = piece.k + piece.depth == p.K;
+    if (is_last) fetch_columns(p, first, last, piece.column);
+    const auto use = [&](auto multiply, auto weights) {
+      multiply(tile_x, p.K, piece.depth, weights, ahead, wide, tile_sums);
+    };
+    if (first > begin && !kIsWide)
+      use(multiply_of<false, float>(last - first, kAny), wide);
+    else if (last < end && !kIsWide)
+      use(multiply_of<true, Weight>(last - first, kAny), piece.weights);
+    else
+      use(multiply_of<false, Weight>(last - first, kAny), piece.weights);
+    ahead.from += piece.depth * ahead.step;
+    if (is_last) write_columns(p, first, last, piece.column, tile_sums);
+  });
 }
 
 // Room for at least `size` floats.
@@ -129,45 +169,33 @@ inline float* grown(std::vector<Vec>& scratch, int64_t size) {
   return reinterpret_cast<float*>(scratch.data());
 }
 
-// Panels [first, last), for rows [begin, end).
+// Panels [first, last), for rows [begin, end), the first of which is x.
 template <class In, class Weight>
-void multiply_panels(const Product<In>& p, const float* laid, int64_t begin, int64_t end,
+void multiply_panels(const Product<In>& p, const float* x, int64_t begin, int64_t end,
                      const Weight* panels, int64_t first, int64_t last) {
   thread_local std::vector<Vec> wide_scratch, sums_scratch;  // of whole cache lines
-  float* const wide = grown(wide_scratch, kDepth * kPanel);
+  float* const wide = grown(wide_scratch, std::min(kDepth, p.K) * kPanel);
   float* const sums = grown(sums_scratch, (end - begin) * kPanel);
-  const bool is_few = end - begin <= kFewRows;
-  const int64_t most = is_few ? p.K : kDepth;
-  for (int64_t index = first; index < last; ++index) {
-    std::fill_n(sums, (end - begin) * kPanel, 0.0f);
-    for (int64_t k = 0; k < p.K; k += most) {
-      const int64_t depth = std::min(most, p.K - k), size = depth * kPanel;
+  for (int64_t index = first; index < last; ++index)
+    for (int64_t k = 0; k < p.K; k += kDepth) {
       const Weight* const weights = panels + (index * p.K + k) * kPanel;
-      const auto ahead = reinterpret_cast<const char*>(weights + size);
-      const int64_t num_ahead = size * sizeof(Weight);
-      if (is_few)
-        add_inputs(p, laid, begin, end, k, depth, weights, ahead, num_ahead, sums);
-      else
-        add_inputs(p, laid, begin, end, k, depth, in_fp32(weights, size, wide), ahead, num_ahead, sums);
+      const Piece<Weight> piece{weights, index * kPanel, k, std::min(kDepth, p.K - k)};
+      multiply_piece(p, x, begin, end, piece, wide, sums);
     }
-    write_columns(p, begin, end, index * kPanel, sums);
-  }
 }
 
 template <class In, class Weight>
 void linear(const void* x, const void* panels, const float* bias, void* y, int64_t T, int64_t K,
             int64_t F, int64_t num_threads) {
-  thread_local std::vector<Vec> laid_scratch;
+  thread_local std::vector<Vec> x_scratch;
   const Product<In> product{static_cast<const In*>(x), bias, static_cast<In*>(y), T, K, F};
   const int64_t block = std::max<int64_t>(1, kCachedInputs / K / kTile) * kTile;
-  float* const laid = grown(laid_scratch, std::min(block, T) * K);
+  float* const scratch = grown(x_scratch, std::min(block, T) * K * (sizeof(In) < sizeof(float)));
   for (int64_t begin = 0; begin < T; begin += block) {
     const int64_t end = std::min(begin + block, T);
-    deal_out(end - begin <= kFewRows ? 1 : num_threads, K, [&](int64_t k, int64_t k_end) {
-      lay_inputs(product, begin, end, k, k_end, laid);
-    });
-    deal_out(num_threads, (F + kPanel - 1) / kPanel, [&](int64_t first, int64_t last) {
-      multiply_panels(product, laid, begin, end, static_cast<const Weight*>(panels), first, last);
+    const float* const inputs = in_fp32(product.x + begin * K, (end - begin) * K, scratch);
+    deal_out(num_threads, ceil_div(F, kPanel), [&](int64_t first, int64_t last) {
+      multiply_panels(product, inputs, begin, end, static_cast<const Weight*>(panels), first, last);
     });
   }
 }

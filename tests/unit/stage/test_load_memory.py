@@ -52,7 +52,10 @@ print((kilobytes("VmHWM") - before) * 1024 / loaded.weight_bytes)
 """
 
 
-@pytest.mark.parametrize("changes", [{}, EXPERTS], ids=["mlp", "experts"])
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param({}, id="mlp"), pytest.param(EXPERTS, id="experts", marks=pytest.mark.slow)],
+)
 def test_the_peak_is_not_twice_the_weights(tmp_path: Path, changes: dict[str, Any]) -> None:
     config = {**CONFIG, **changes}
     spec = parse_spec(config)

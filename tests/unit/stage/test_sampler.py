@@ -97,9 +97,10 @@ def test_seeds_at_a_position_are_spread_evenly(position: int) -> None:
 
 def test_neighbours_are_independent() -> None:
     """Pairs of the next position, the next seed, and of seed and position exchanged."""
+    fifths = {(seed, at): int(uniform(seed, at) * 5) for seed in range(1, 102) for at in range(102)}
     for other in ((0, 1), (1, 0), (1, -1)):
         pairs = Counter(
-            int(uniform(seed, at) * 5) * 5 + int(uniform(seed + other[0], at + other[1]) * 5)
+            fifths[seed, at] * 5 + fifths[seed + other[0], at + other[1]]
             for seed in range(1, 101)
             for at in range(1, 101)
         )

@@ -1,0 +1,20 @@
+"""Shared by the unit tests: torch computes with one thread, unless a test sets more.
+
+Files run side by side on all cores, and their tensors are small: more threads would wait for
+each other longer than they compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
