@@ -189,15 +189,20 @@ void linear(const void* x, const void* panels, const float* bias, void* y, int64
             int64_t F, int64_t num_threads) {
   thread_local std::vector<Vec> x_scratch;
   const Product<In> product{static_cast<const In*>(x), bias, static_cast<In*>(y), T, K, F};
+  float* const scratch = grown(x_scratch, sizeof(In) < sizeof(float) ? T * K : 0);
+  const float* const inputs = in_fp32(product.x, T * K, scratch);
   const int64_t block = std::max<int64_t>(1, kCachedInputs / K / kTile) * kTile;
-  float* const scratch = grown(x_scratch, std::min(block, T) * K * (sizeof(In) < sizeof(float)));
-  for (int64_t begin = 0; begin < T; begin += block) {
-    const int64_t end = std::min(begin + block, T);
-    const float* const inputs = in_fp32(product.x + begin * K, (end - begin) * K, scratch);
-    deal_out(num_threads, ceil_div(F, kPanel), [&](int64_t first, int64_t last) {
-      multiply_panels(product, inputs, begin, end, static_cast<const Weight*>(panels), first, last);
-    });
-  }
+  const int64_t num_panels = ceil_div(F, kPanel);
+  // A block of rows goes over one panel after another, and then the next block.
+  deal_out(num_threads, ceil_div(T, block) * num_panels, [&](int64_t item, int64_t end) {
+    while (item < end) {
+      const int64_t row = item / num_panels * block, first = item % num_panels;
+      const int64_t last = std::min(num_panels, first + end - item);
+      multiply_panels(product, inputs + row * K, row, std::min(row + block, T),
+                      static_cast<const Weight*>(panels), first, last);
+      item += last - first;
+    }
+  });
 }
 
 }  // namespace
