@@ -28,7 +28,7 @@ constexpr int kTile = 2;
 constexpr int kPanel = 2 * kLanes;
 constexpr int64_t kLine = 64;
 constexpr int64_t kDepth = 1536;  // inputs of a piece of a panel, which the L2 cache holds in fp32
-constexpr int64_t kCachedInputs = 128 * 1024;  // floats of x that one panel after another goes over
+constexpr int64_t kCachedInputs = 128 * 1024;  // floats of x that a piece of a panel goes over
 
 // Memory that is fetched meanwhile: from `from` on, `step` bytes further for every k.
 struct Ahead {
@@ -191,7 +191,7 @@ void linear(const void* x, const void* panels, const float* bias, void* y, int64
   const Product<In> product{static_cast<const In*>(x), bias, static_cast<In*>(y), T, K, F};
   float* const scratch = grown(x_scratch, sizeof(In) < sizeof(float) ? T * K : 0);
   const float* const inputs = in_fp32(product.x, T * K, scratch);
-  const int64_t block = std::max<int64_t>(1, kCachedInputs / K / kTile) * kTile;
+  const int64_t block = std::max<int64_t>(1, kCachedInputs / std::min(K, kDepth) / kTile) * kTile;
   const int64_t num_panels = ceil_div(F, kPanel);
   // A block of rows goes over one panel after another, and then the next block.
   deal_out(num_threads, ceil_div(T, block) * num_panels, [&](int64_t item, int64_t end) {
