@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection
 
 from peer_workload import NUM_REQUESTS, WARM_UP, Request, arguments, read_workload, result
@@ -70,8 +70,7 @@ def wait_until_loaded(process: subprocess.Popen[bytes], port: int) -> None:
 
 
 def is_loaded(port: int) -> bool:
-    with suppress(OSError):
-        connection = HTTPConnection(HOST, port, timeout=TIMEOUT_S)
+    with suppress(OSError), closing(HTTPConnection(HOST, port, timeout=TIMEOUT_S)) as connection:
         connection.request("GET", "/health")
         return connection.getresponse().status != LOADING
     return False
@@ -99,9 +98,9 @@ def complete(port: int, request: Request) -> list[int]:
         "return_tokens": True,
         "cache_prompt": False,
     }
-    connection = HTTPConnection(HOST, port, timeout=TIMEOUT_S)
-    connection.request("POST", "/completion", json.dumps(body))
-    return json.load(connection.getresponse())["tokens"]
+    with closing(HTTPConnection(HOST, port, timeout=TIMEOUT_S)) as connection:
+        connection.request("POST", "/completion", json.dumps(body))
+        return json.load(connection.getresponse())["tokens"]
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ struct Ahead {
 };
 
 // kRows rows of x, `stride` floats apart, against K inputs of a panel; `sums` is [kRows][kPanel].
-// Leaves the panel in `wide`, too, where there is one.
+// kWidens: leaves the panel in `wide`, too.
 template <int kRows, bool kWidens, class Weight>
 void multiply(const float* x, int64_t stride, int64_t K, const Weight* panel, Ahead ahead, float* wide,
               float* sums) {
@@ -48,8 +48,8 @@ void multiply(const float* x, int64_t stride, int64_t K, const Weight* panel, Ah
     high[row] = load(sums + row * kPanel + kLanes);
   }
   // Three pointers and four multiples of the stride reach all rows; a pointer each were too many.
-  const float *first = x, *fifth = first + 5 * stride, *tenth = fifth + 5 * stride;
-  for (int64_t k = 0; k < K; ++k, ++first, ++fifth, ++tenth, panel += kPanel, ahead.from += ahead.step) {
+  const float *row0 = x, *row5 = row0 + 5 * stride, *row10 = row5 + 5 * stride;
+  for (int64_t k = 0; k < K; ++k, ++row0, ++row5, ++row10, panel += kPanel, ahead.from += ahead.step) {
     __builtin_prefetch(ahead.from, 0, 2);
     const Vec a = load(panel), b = load(panel + kLanes);
     if constexpr (kWidens) {
@@ -59,7 +59,7 @@ void multiply(const float* x, int64_t stride, int64_t K, const Weight* panel, Ah
     }
 #pragma GCC unroll 14
     for (int row = 0; row < kRows; ++row) {
-      const float* const near = row < 5 ? first : row < 10 ? fifth : tenth;
+      const float* const near = row < 5 ? row0 : row < 10 ? row5 : row10;
       const float input = near[row % 5 * stride];
       low[row] += a * input;
       high[row] += b * input;
