@@ -50,6 +50,7 @@ void multiply(const float* x, int64_t stride, int64_t K, const Weight* panel, Ah
   }
   // Three pointers and four multiples of the stride reach all rows; a pointer each were too many.
   const float *row0 = x, *row5 = row0 + 5 * stride, *row10 = row5 + 5 * stride;
+#pragma GCC unroll 2  // what moves pointers takes ports of the multiply-adds'
   for (int64_t k = 0; k < K; ++k, ++row0, ++row5, ++row10, panel += kPanel, ahead.from += ahead.step) {
     __builtin_prefetch(ahead.from, 0, 2);
     const Vec a = load(panel), b = load(panel + kLanes);
