@@ -258,9 +258,7 @@ def tape_bytes_of(*, itemsize: int) -> int:
     return 15 * 5 * widths * itemsize + 8 * (64 * itemsize + 8 * (2 + 4 + 63)) + 5 * block
 
 
-def test_experts_take_the_place_of_the_mlp() -> None:
-    """For each of two that a row goes through three of 10 and three of 64, and two sums in fp32."""
-    counted = {"rows": 100, "sampled_rows": 1, "itemsize": 2, "has_head": False}
+def mixture_spec() -> ModelSpec:
     experts = Experts(
         num_experts=5,
         num_chosen=2,
@@ -269,8 +267,14 @@ def test_experts_take_the_place_of_the_mlp() -> None:
         rounds_shares=False,
         layers=tuple(range(make_spec().num_layers)),
     )
+    return replace(make_spec(), experts=experts)
+
+
+def test_experts_take_the_place_of_the_mlp() -> None:
+    """For each of two that a row goes through three of 10 and three of 64, and two sums in fp32."""
+    counted = {"rows": 100, "sampled_rows": 1, "itemsize": 2, "has_head": False}
     plain = activation_bytes(make_spec(), **counted)
-    mixed = activation_bytes(replace(make_spec(), experts=experts), **counted)
+    mixed = activation_bytes(mixture_spec(), **counted)
     assert mixed - plain == 100 * (2 * 3 * (10 + 64) * 2 + 2 * 64 * 4 - 3 * 96 * 2)
 
 
@@ -318,6 +322,13 @@ def test_graphs_are_for_batches_that_are_not_large() -> None:
     for max_batch_size, rows in ((30, 30), (1000, 256)):
         changes = {"device": "cuda", "cuda_graphs": "on", "max_batch_size": max_batch_size}
         assert settled(**changes).graph_rows == rows
+
+
+def test_experts_go_without_graphs_on_cpus() -> None:
+    """Which rows go where is read on the host."""
+    for device, rows in (("cpu", 0), ("cuda", 4)):
+        config = make_config(device=device, cuda_graphs="on", max_batch_size=4)
+        assert settle("/models/m", mixture_spec(), config, LogConfig()).graph_rows == rows
 
 
 def test_flash_infer_is_for_gpus_and_its_workspace_is_counted() -> None:
