@@ -35,7 +35,7 @@ constexpr int kVectors = 4;  // of so many vectors each, are held in registers
 constexpr int kAtOnce = 2;
 constexpr int kVectors = 2;
 #endif
-constexpr int kRows = 5 * kAtOnce;  // of a tile
+constexpr int kRows = 8 * kAtOnce;  // of a tile
 constexpr int kRoom = (kRows + kLanes - 1) / kLanes * kLanes;  // for a number of each row
 constexpr int kManyRows = 2 * kAtOnce;  // are worth widening keys and values for; fewer wait for memory
 constexpr int64_t kSpan = 128;  // slots of a span, in whole blocks, of which it has at least one
@@ -417,6 +417,7 @@ void attend_tile(const Shape& shape, Scratch<T>& s, const Request& request, cons
     const int64_t head = cache.kv_head * shape.group() + (begin + row) % shape.group();
     tile.position[row] = request.start + index;
     offset[row] = ((request.first_row + index) * shape.num_heads + head) * D;
+    for (int64_t d = 0; d < D; d += kLanes) __builtin_prefetch(out + offset[row] + d, 1, 2);
     widen_row(q + offset[row], D, &tile.queries[row * D]);
     std::fill_n(&tile.out[row * D], D, 0.0f);
     std::fill_n(&tile.row_sum[row * kLanes], kLanes, 0.0f);
