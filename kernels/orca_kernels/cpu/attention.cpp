@@ -372,12 +372,14 @@ struct Scratch {
         values(room(shape.blocks_of_span() * shape.head_dim * shape.block_size)) {}
 };
 
-// The span whose blocks begin at `blocks`, up to slot `end`, as it lies in the cache.
+// The span whose blocks begin at `blocks`, as it lies in the cache: blocks that hold any of slots [begin, end).
 template <class T>
-void find(const Shape& shape, const Cache<T>& cache, const int64_t* blocks, int64_t end, Span<T>& span) {
+void find(const Shape& shape, const Cache<T>& cache, const int64_t* blocks, int64_t begin, int64_t end,
+          Span<T>& span) {
   span.num = 0;
   for (int64_t first = 0; first < std::min(end, shape.span()); first += shape.block_size, ++blocks)
-    span.add_block(shape, first, end, cache.keys(*blocks), cache.values(*blocks));
+    if (first + shape.block_size > begin)
+      span.add_block(shape, first, end, cache.keys(*blocks), cache.values(*blocks));
 }
 
 template <class T>
@@ -389,11 +391,13 @@ inline void widen_row(const T* from, int64_t count, float* to) {
 
 // The same in fp32, and a block's keys with room to whole vectors.
 template <class T>
-void widen(const Shape& shape, const Cache<T>& cache, const int64_t* blocks, int64_t end, Scratch<T>& s) {
+void widen(const Shape& shape, const Cache<T>& cache, const int64_t* blocks, int64_t begin, int64_t end,
+           Scratch<T>& s) {
   s.wide.num = 0;
   const int64_t stride = s.wide.key_stride;
   float *keys = s.keys.get(), *values = s.values.get();
   for (int64_t first = 0; first < std::min(end, shape.span()); first += shape.block_size, ++blocks) {
+    if (first + shape.block_size <= begin) continue;
     const T *k = cache.keys(*blocks), *v = cache.values(*blocks);
     for (int64_t d = 0; d < shape.head_dim; ++d)
       widen_row(k + d * shape.block_size, shape.block_size, keys + d * stride);
@@ -425,17 +429,18 @@ void attend_tile(const Shape& shape, Scratch<T>& s, const Request& request, cons
   std::fill_n(tile.row_max, kRoom, kMinusInf);
   const bool is_wide = shape.block_size % kLanes != 0 || (sizeof(T) < sizeof(float) && tile.has_many());
   const int64_t num_seen = tile.position[tile.num_rows - 1] + 1;
-  int64_t at = first_seen(shape, tile.position[0]) / size * size;  // the span's first position
+  const int64_t first = first_seen(shape, tile.position[0]);
+  int64_t at = first / size * size;  // the span's first position
   const auto blocks_at = [&](int64_t from) { return blocks + request.first_block + from / shape.block_size; };
-  if (!is_wide) find(shape, cache, blocks_at(at), num_seen - at, s.span);
+  if (!is_wide) find(shape, cache, blocks_at(at), first - at, num_seen - at, s.span);
   for (; at < num_seen; at += size) {
     tile.look_at(shape, at, size);
     if (is_wide) {
-      widen(shape, cache, blocks_at(at), num_seen - at, s);
+      widen(shape, cache, blocks_at(at), first - at, num_seen - at, s);
       take_in(shape, tile, s.wide, s.wide);
       continue;
     }
-    find(shape, cache, blocks_at(at + size), num_seen - at - size, s.next);
+    find(shape, cache, blocks_at(at + size), 0, num_seen - at - size, s.next);
     take_in(shape, tile, s.span, s.next);
     std::swap(s.span, s.next);
   }
