@@ -16,6 +16,7 @@ from orca_kernels.cpu.attention import CpuAttention, empty_kv
 
 Spans = list[tuple[int, int]]  # (start, length) of each request
 CPU = torch.device("cpu")
+LONG = 300  # slots: more than two of the spans that the kernel takes in one after the other
 
 
 class Case:
@@ -75,9 +76,9 @@ def kernel() -> CpuAttention:
     return CpuAttention(build.load_library(), 1)
 
 
-windows = st.none() | st.integers(1, 120)
+windows = st.none() | st.integers(1, LONG)
 softcaps = st.none() | st.sampled_from([0.3, 2.0, 50.0])  # scores spread by 1
-spans = st.lists(st.tuples(st.integers(0, 70), st.integers(1, 40)), min_size=1, max_size=6)
+spans = st.lists(st.tuples(st.integers(0, LONG), st.integers(1, 40)), min_size=1, max_size=6)
 
 
 @settings(max_examples=100)
@@ -117,13 +118,13 @@ def test_bfloat16_is_the_rounded_result(kernel: CpuAttention, softcap: float | N
     torch.testing.assert_close(case.run(kernel).float(), expected, atol=0.01, rtol=0.01)
 
 
-@pytest.mark.parametrize("window", [None, 1, 7, 16, 40])
+@pytest.mark.parametrize("window", [None, 1, 7, 16, 40, 150])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_alone_or_batched_same_bits(
     kernel: CpuAttention, dtype: torch.dtype, softcap: float | None, window: int | None
 ) -> None:
-    spans = [(0, 33), (70, 1), (5, 9), (0, 1), (31, 17)]
+    spans = [(0, 33), (70, 1), (5, 9), (0, 1), (31, 17), (LONG, 1), (110, 60)]
     case = Case(spans, dtype=dtype, window=window, softcap=softcap)
     together = case.run(kernel).split([length for _, length in case.spans])
     row = 0
@@ -135,7 +136,7 @@ def test_alone_or_batched_same_bits(
 
 @settings(max_examples=60)
 @given(
-    cuts=st.sets(st.integers(1, 99), max_size=8),
+    cuts=st.sets(st.integers(1, LONG - 1), max_size=8),
     block_size=st.sampled_from([4, 16, 20]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     window=windows,
@@ -149,9 +150,9 @@ def test_any_cut_of_a_prompt_same_bits(
     softcap: float | None,
 ) -> None:
     kernel = CpuAttention(build.load_library(), 1)
-    case = Case([(0, 100)], block_size=block_size, dtype=dtype, window=window, softcap=softcap)
+    case = Case([(0, LONG)], block_size=block_size, dtype=dtype, window=window, softcap=softcap)
     whole = case.run(kernel)
-    ends = [*sorted(cuts), 100]
+    ends = [*sorted(cuts), LONG]
     for start, end in zip([0, *ends], ends, strict=False):
         context = case.context([(start, end - start)])
         chunk = case.attend(kernel, case.q[start:end], context)

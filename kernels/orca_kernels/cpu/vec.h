@@ -92,8 +92,11 @@ inline float max_lanes(Vec v) {
   Quarter c, d;
   halves(a, c, d);
   c = c > d ? c : d;
-  const float x = c[0] > c[1] ? c[0] : c[1], y = c[2] > c[3] ? c[2] : c[3];
-  return x > y ? x : y;
+  d = Quarter{c[2], c[3], c[0], c[1]};
+  c = c > d ? c : d;
+  d = Quarter{c[1], c[0], c[3], c[2]};
+  c = c > d ? c : d;
+  return c[0];
 }
 
 // e^x for x <= 0 (NaN stays NaN): 2^n times a polynomial of e^r on |r| <= ln(2) / 2 (Cephes' coefficients).
@@ -114,6 +117,26 @@ inline Vec exp_negative(Vec x) {
   Vec factor;
   std::memcpy(&factor, &power, sizeof factor);
   return p * factor;
+}
+
+// 2^x for x <= 0 (NaN stays NaN), within 2e-7 of it: 2^n times a minimax polynomial of the rest on [-1/2, 1/2].
+// What is smaller than the normal numbers is 0.
+inline Vec exp2_negative(Vec x) {
+  const float shift = 12583039.0f;  // 1.5 * 2^23 + 127: in a sum with it the lowest bits are n + 127
+  const Vec shifted = x + shift;
+  IntVec power;
+  std::memcpy(&power, &shifted, sizeof power);
+  power <<= 23;
+  Vec factor;
+  std::memcpy(&factor, &power, sizeof factor);
+  const Vec r = x - (shifted - shift);
+  Vec p = splat(1.32647273e-3f);
+  p = p * r + 9.67151299e-3f;
+  p = p * r + 5.55073358e-2f;
+  p = p * r + 2.40222424e-1f;
+  p = p * r + 6.93147004e-1f;
+  p = p * r + 1.0f;
+  return x < -126.0f ? Vec{} : p * factor;
 }
 
 // tanh(x) (NaN stays NaN): near 0 x times a polynomial of x^2 (Cephes' coefficients), elsewhere by e^-2|x|.
