@@ -5,13 +5,14 @@ is per request and here one call for all of them.
 """
 
 from orca_kernels.activation import Activation
-from orca_kernels.context import AttentionContext, Rotation
+from orca_kernels.context import AttentionContext, DecodeTables, Rotation
 from orca_kernels.dispatch import Experts, Kernels, Linear, kernels_for
 from orca_kernels.experts import route
 
 __all__ = [
     "Activation",
     "AttentionContext",
+    "DecodeTables",
     "Experts",
     "Kernels",
     "Linear",

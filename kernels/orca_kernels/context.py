@@ -5,14 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import Protocol, Self
 
 import torch
 
-if TYPE_CHECKING:
-    from orca_kernels.triton.tiles import Tiles
-
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cos and sin of each row's angles, [T, 1, D]
+
+
+class DecodeTables(Protocol):
+    """What attention has to know of decodes, in tensors where a captured launch looks each time."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """What a launch depends on beside the number of rows."""
+        ...
+
+    def packed(self) -> torch.Tensor:
+        """All in one, int64 [N], as tables of a batch go to the device."""
+        ...
+
+    def over(self, packed_N: torch.Tensor) -> Self:
+        """The same with tables that are views of such a tensor, whatever it holds."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +37,7 @@ class AttentionContext:
     blocks[i]: int64 tensor of the KV blocks that hold its positions 0, 1, ...
     slots_T: int64, the flat slot (block * block_size + offset) that each row writes.
 
-    tiles: attention's tables, where they are on the device already, over the one tensor of blocks.
+    tables: attention's own, where they are on the device already, over the one tensor of blocks.
     Then there are no starts and lengths: a captured launch has the plan's own in the tables only.
     """
 
@@ -31,13 +45,7 @@ class AttentionContext:
     lengths: list[int]
     blocks: list[torch.Tensor]
     slots_T: torch.Tensor
-    tiles: Tiles | None = None
-
-    @cached_property
-    def num_pairs(self) -> int:
-        """(row, token) pairs to attend over, the triangle of a prompt counted as its square."""
-        pairs = zip(self.starts, self.lengths, strict=True)
-        return sum(length * (start + length) for start, length in pairs)
+    tables: DecodeTables | None = None
 
     @cached_property
     def flat_blocks(self) -> torch.Tensor:

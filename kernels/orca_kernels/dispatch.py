@@ -7,25 +7,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
 from orca_kernels import reference, sample
 from orca_kernels.activation import Activation
-from orca_kernels.context import AttentionContext, Rotation
+from orca_kernels.context import AttentionContext, DecodeTables, Rotation
 from orca_kernels.cpu import sample as cpu_sample
-from orca_kernels.cpu.attention import CpuAttention, empty_kv
+from orca_kernels.cpu.attention import CpuAttention, decode_tables, empty_kv
 from orca_kernels.cpu.build import BuildError, load_library
 from orca_kernels.cpu.experts import CpuExperts
 from orca_kernels.cpu.linear import CpuLinear
 from orca_kernels.cpu.rows import CpuRows
+from orca_kernels.cpu.tape import capture
 from orca_kernels.experts import Matrices, TorchExperts, of_stacks
 from orca_kernels.flash_infer import FlashInferAttention
 from orca_kernels.linear import TorchLinear
-
-if TYPE_CHECKING:
-    from orca_kernels.triton.tiles import Tiles
 
 log = logging.getLogger(__name__)
 
@@ -156,22 +154,33 @@ class Sample(Protocol):
     def __call__(self, logits_NV: torch.Tensor, table_RP: torch.Tensor) -> torch.Tensor: ...
 
 
-class DecodeTiles(Protocol):
-    """How attention's tables for decodes are made, by the query heads of a KV head and their type.
-
-    They are a context's `tiles`, once on the device; None: such heads need lengths on the host.
+class MakeDecodeTables(Protocol):
+    """Of decodes that start there, and have so many blocks. They are a context's `tables`, once on
+    the device.
     """
 
-    def __call__(
-        self, *, group: int, head_dim: int, itemsize: int
-    ) -> Callable[[Sequence[int], Sequence[int]], Tiles] | None: ...
+    def __call__(self, starts: Sequence[int], num_blocks: Sequence[int]) -> DecodeTables: ...
+
+
+class DecodeTablesFor(Protocol):
+    """How attention's tables for decodes are made, by the query heads of a KV head and their type.
+
+    None: such heads need lengths on the host.
+    """
+
+    def __call__(self, *, group: int, head_dim: int, itemsize: int) -> MakeDecodeTables | None: ...
+
+
+Work = Callable[[], torch.Tensor]  # on buffers that stay where they are
+Capture = Callable[[Work], Work]  # as it is from now on, whatever these buffers hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
     """The operations of a decoder layer, and sampling, as one device does them.
 
-    `decode_tiles`: of kernels that can be captured, since they find lengths on the device.
+    `decode_tables`: of kernels that can be captured, since they find lengths on the device.
+    `capture`: of those that capture themselves, since nothing of them is launched.
     `has_own_threads`: all that is large runs on them. Torch should have one thread then: its
     others would go on looking for work, for milliseconds, on cores that these need.
     """
@@ -187,7 +196,8 @@ class Kernels:
     rotate_and_write: RotateAndWrite
     paged_attention: PagedAttention
     sample: Sample
-    decode_tiles: DecodeTiles | None = None
+    decode_tables: DecodeTablesFor | None = None
+    capture: Capture | None = None
 
 
 class DeviceTooOld(Exception):
@@ -254,6 +264,8 @@ def cpu_kernels(dtype: torch.dtype, num_threads: int) -> Kernels:
         rotate_and_write=rows.rotate_and_write,
         paged_attention=CpuAttention(library, num_threads),
         sample=cpu_sample.sample,
+        decode_tables=decode_tables,
+        capture=partial(capture, library),
     )
 
 
@@ -285,7 +297,7 @@ def triton_kernels(capability: tuple[int, int]) -> Kernels:
         rotate_and_write=rows.rotate_and_write,
         paged_attention=TritonAttention(),
         sample=triton_sample.sample,
-        decode_tiles=decode_tiles,
+        decode_tables=decode_tiles,
     )
 
 

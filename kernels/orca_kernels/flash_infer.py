@@ -193,7 +193,7 @@ class FlashInferAttention:
         softcap: float | None = None,
     ) -> torch.Tensor:
         """See reference.paged_attention."""
-        if context.tiles is not None or not serves(q_TND, k_BSMD):
+        if context.tables is not None or not serves(q_TND, k_BSMD):
             return self._others(q_TND, k_BSMD, v_BSMD, context, scale, window, softcap)
         _, block_size, num_kv_heads, head_dim = k_BSMD.shape
         kind = LayerKind(

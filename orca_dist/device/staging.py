@@ -28,6 +28,13 @@ class Upload:
         self.copied.wait()
         self.device.hold(self.flat_N)
 
+    def first(self, num_tables: int) -> torch.Tensor:
+        """So many of the tables, back to back."""
+        tables = self.tables[:num_tables]
+        if self.device.is_host:
+            return torch.cat(list(tables))
+        return self.flat_N[: sum(map(len, tables))]
+
 
 @dataclass(slots=True)
 class PinnedBuffer:

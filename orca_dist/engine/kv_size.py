@@ -130,6 +130,26 @@ def graph_bytes(
     return computed + rows * row_bytes + num_layers * layer_block_bytes(spec, itemsize, block_size)
 
 
+def tape_bytes(
+    spec: ModelSpec, *, rows: int, num_layers: int, itemsize: int, block_size: int
+) -> int:
+    """The same on CPUs, where all that a graph's layers compute stays in memory.
+
+    The sizes are `rows` and the powers of two below. Of each row and layer: six of the hidden size
+    (two sums, two normed, two outputs), queries, keys and values as one, queries rotated and
+    attended, and the three of the MLP.
+    """
+    if not rows:
+        return 0
+    q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    widths = 6 * spec.hidden_size + 3 * q_size + 2 * kv_size + 3 * spec.intermediate_size
+    num_blocks = -(-spec.max_model_len // block_size)
+    row_bytes = spec.hidden_size * itemsize + 8 * (2 + 4 + num_blocks)
+    rows_of_all = rows + (1 << (rows - 1).bit_length()) - 1
+    computed = rows_of_all * num_layers * widths * itemsize
+    return computed + rows * row_bytes + num_layers * layer_block_bytes(spec, itemsize, block_size)
+
+
 def layer_block_bytes(spec: ModelSpec, itemsize: int, block_size: int) -> int:
     """Of one KV block in one layer."""
     return spec.kv_bytes_per_token(itemsize) // spec.num_layers * block_size

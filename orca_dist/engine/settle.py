@@ -22,6 +22,7 @@ from orca_dist.engine.kv_size import (
     activation_bytes,
     graph_bytes,
     layer_block_bytes,
+    tape_bytes,
 )
 from orca_dist.engine.stages import PipelineConfig
 from orca_dist.errors import ConfigError
@@ -33,6 +34,7 @@ MEMORY_SHARES = {DeviceKind.CPU: 0.25, DeviceKind.CUDA: 0.9}
 log = logging.getLogger(__name__)
 
 MAX_GRAPH_ROWS = 256  # of a batch; beyond it kernels take longer than their launches
+CPU_GRAPH_ROWS = 8  # for more, calls take long enough to hide what Python takes between them
 ITEMSIZE = {Dtype.FLOAT32: 4, Dtype.BFLOAT16: 2, Dtype.FLOAT16: 2}
 FAST_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 
@@ -68,7 +70,7 @@ def settle(
         layer_block_bytes=layer_block_bytes(spec, ITEMSIZE[dtype], config.block_size),
         memory_share=config.memory_share or MEMORY_SHARES[device],
         activation_bytes=_activation_bytes(spec, config, layers, device, dtype),
-        graph_rows=_graph_rows(config, device),
+        graph_rows=_graph_rows(spec, config, device),
         attention_backend=_attention_backend(config, device),
         inflight=config.inflight or config.stages,
         num_token_ids=min(spec.vocab_size, num_token_ids or spec.vocab_size),
@@ -192,6 +194,7 @@ def _activation_bytes(
     """Of each stage; the last one has the head."""
     whole = config.chunked_prefill is Switch.OFF  # a prompt runs as it is, however long
     longest = settle_max_model_len(spec, config)
+    graphs = tape_bytes if device is DeviceKind.CPU else graph_bytes
     return tuple(
         activation_bytes(
             spec,
@@ -201,9 +204,9 @@ def _activation_bytes(
             has_head=each.stop == spec.num_layers,
             cut_len=longest if device is DeviceKind.CUDA else 0,
         )
-        + graph_bytes(
+        + graphs(
             spec,
-            rows=_graph_rows(config, device),
+            rows=_graph_rows(spec, config, device),
             num_layers=len(each),
             itemsize=ITEMSIZE[dtype],
             block_size=config.block_size,
@@ -213,11 +216,11 @@ def _activation_bytes(
     )
 
 
-def _graph_rows(config: EngineConfig, device: DeviceKind) -> int:
-    """Of the largest batch of decodes that runs as a graph."""
-    if device is DeviceKind.CPU or config.cuda_graphs is Switch.OFF:
-        return 0
-    return min(config.max_batch_size, MAX_GRAPH_ROWS)
+def _graph_rows(spec: ModelSpec, config: EngineConfig, device: DeviceKind) -> int:
+    """Of the largest batch of decodes that runs as a graph; on CPUs experts ask who goes where."""
+    if device is DeviceKind.CPU:
+        return 0 if spec.experts else min(config.max_batch_size, CPU_GRAPH_ROWS)
+    return 0 if config.cuda_graphs is Switch.OFF else min(config.max_batch_size, MAX_GRAPH_ROWS)
 
 
 def _attention_backend(config: EngineConfig, device: DeviceKind) -> AttentionBackend:

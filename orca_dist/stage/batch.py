@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
-from orca_kernels import AttentionContext
+from orca_kernels import AttentionContext, DecodeTables
 
 from orca_dist.device.seam import PASSED
 from orca_dist.device.staging import Upload, Uploads
 from orca_dist.proto.v1.control_pb2 import Admit, Plan, Sampling
 from orca_dist.stage.sampler import Sampled, parameters
 from orca_dist.transport.channel import Arrival
-
-if TYPE_CHECKING:
-    from orca_kernels.triton.tiles import Tiles
 
 
 @dataclass(slots=True)
@@ -41,13 +37,13 @@ class StageRequest:
 class Padding:
     """What a batch of decodes gets beside its own so that a graph can take it (graphs.py).
 
-    num_rows: of the batch and its padding. tiles: attention's tables for both, still on the host;
+    num_rows: of the batch and its padding. attention: its tables for both, still on the host;
     their sizes and num_rows tell which graph it is. The others go to the device, int64: positions,
-    slots and blocks behind the batch's own, and the tiles as `tables`.
+    slots and blocks behind the batch's own, and attention's as `tables`.
     """
 
     num_rows: int
-    tiles: Tiles
+    attention: DecodeTables
     positions: torch.Tensor
     slots: torch.Tensor
     tables: torch.Tensor
@@ -208,8 +204,7 @@ class RequestTable:
 
 def _graph_input(padding: Padding, upload: Upload) -> GraphInput:
     """All of an upload but its last three tables."""
-    num = sum(len(table) for table in upload.tables[:-3])
-    return GraphInput(padding=padding, tables_N=upload.flat_N[:num])
+    return GraphInput(padding=padding, tables_N=upload.first(len(upload.tables) - 3))
 
 
 def _dealt(

@@ -1,10 +1,12 @@
 """Decodes as graphs: a stage's layers over a batch of single tokens, captured once and replayed.
 
 The kernels of a decode are so short that launching one takes the host longer than it takes the
-device to run it. So a plan in which every request computes one token is padded to the next of
-few sizes, its layers are captured when a size first comes, and from then on one call launches
-them all. A size is a number of rows and one of attention's programs (orca_kernels' tiles.py), so
-there are at most four graphs for a number of rows. Prompts and mixed batches go without.
+device to run it. On CPUs nothing is launched, but Python takes as long between two of them; there
+their calls go on a tape (orca_kernels' cpu/tape.py). So a plan in which every request computes one
+token is padded to the next of few sizes, its layers are captured when a size first comes, and from
+then on one call launches them all. A size is a number of rows and, on GPUs, one of attention's
+programs (orca_kernels' tiles.py), at most four for a number of rows. Prompts and mixed batches go
+without.
 
 Why a replay is right for whatever plan it is given:
 
@@ -14,8 +16,8 @@ Why a replay is right for whatever plan it is given:
   before and this one. The tables came in one upload, which had been waited for.
 - Rows that pad belong to nobody. They stand at position 0 of a scratch block, the one behind all
   that the scheduler knows of, and see nothing else; no row of a batch sees another's.
-- All graphs share one pool of memory, so what a replay leaves is copied before the next: what is
-  sent and what is sampled never lies in the pool.
+- All graphs of a GPU share one pool of memory, so what a replay leaves is copied before the next:
+  what is sent and what is sampled never lies in the pool.
 """
 
 from __future__ import annotations
@@ -23,33 +25,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from orca_kernels import AttentionContext, Kernels
+from orca_kernels.dispatch import MakeDecodeTables
 
-from orca_dist.device.seam import Device, Work
+from orca_dist.device.seam import Work
 from orca_dist.models.decoder import Decoder
 from orca_dist.spec import ModelSpec
 from orca_dist.stage.batch import GraphInput, Padding
 from orca_dist.stage.kv_store import KVStore
 
-if TYPE_CHECKING:
-    from orca_kernels.triton.tiles import Tiles
-
 log = logging.getLogger(__name__)
 
-Size = tuple[int, int, int]  # rows, programs of attention for each KV head, contexts merged
-MakeTiles = Callable[[Sequence[int], Sequence[int]], "Tiles"]
+Size = tuple[int, ...]  # rows; on GPUs programs of attention for each KV head, contexts merged
+Capture = Callable[[Work], Work]
 
 
-def tiles_maker(
+def tables_maker(
     spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, max_rows: int
-) -> MakeTiles | None:
+) -> MakeDecodeTables | None:
     """Of a model's layers; None where no graph is wanted, or their kernels can't be captured."""
-    if not max_rows or kernels.decode_tiles is None:
+    if not max_rows or kernels.decode_tables is None:
         return None
-    return kernels.decode_tiles(
+    return kernels.decode_tables(
         group=spec.num_heads // spec.num_kv_heads, head_dim=spec.head_dim, itemsize=dtype.itemsize
     )
 
@@ -79,28 +78,29 @@ class DecodeGraphs:
     def __init__(
         self,
         *,
-        device: Device,
+        device: torch.device,
+        capture: Capture,
         decoder: Decoder,
         cache: KVStore,
-        make_tiles: MakeTiles,
+        make_tables: MakeDecodeTables,
         dtype: torch.dtype,
         max_rows: int,
         max_blocks: int,
         block_size: int,
     ) -> None:
-        self._device = device
+        self._capture = capture
         self._decoder = decoder
         self._cache = cache
-        self._make_tiles = make_tiles
+        self._make_tables = make_tables
         self._max_rows = max_rows
         self._scratch_block = cache.num_blocks
         self._scratch_slot = cache.num_blocks * block_size
         self._replays: dict[Size, Work] = {}
-        longest = self._make_tiles([max_blocks * block_size - 1] * max_rows, [1] * max_rows)
+        longest = self._make_tables([max_blocks * block_size - 1] * max_rows, [1] * max_rows)
         num_words = 2 * max_rows + len(longest.packed()) + max_rows * max_blocks
-        there = device.torch_device
-        self._x_RH = torch.zeros(max_rows, decoder.spec.hidden_size, dtype=dtype, device=there)
-        self._tables_N = torch.zeros(num_words, dtype=torch.int64, device=there)
+        hidden = decoder.spec.hidden_size
+        self._x_RH = torch.zeros(max_rows, hidden, dtype=dtype, device=device)
+        self._tables_N = torch.zeros(num_words, dtype=torch.int64, device=device)
 
     @property
     def nbytes(self) -> int:
@@ -120,13 +120,13 @@ class DecodeGraphs:
             return None
         num_rows = padded_rows(len(lengths), self._max_rows)
         num = num_rows - len(lengths)
-        tiles = self._make_tiles([*starts, *[0] * num], [*num_blocks, *[1] * num])
+        attention = self._make_tables([*starts, *[0] * num], [*num_blocks, *[1] * num])
         return Padding(
             num_rows=num_rows,
-            tiles=tiles,
+            attention=attention,
             positions=torch.zeros(num, dtype=torch.int64),
             slots=torch.full((num,), self._scratch_slot),
-            tables=tiles.packed(),
+            tables=attention.packed(),
             blocks=torch.full((num,), self._scratch_block),
         )
 
@@ -135,19 +135,19 @@ class DecodeGraphs:
         num_rows, padding = len(x_TH), graph.padding
         self._x_RH[:num_rows].copy_(x_TH)
         self._tables_N[: len(graph.tables_N)].copy_(graph.tables_N)
-        size = (padding.num_rows, *padding.tiles.sizes)
+        size = (padding.num_rows, *padding.attention.sizes)
         if size not in self._replays:
             self._replays[size] = self._captured(padding)
-            log.debug("captured decodes of %d rows, %d programs, %d merges", *size)
+            log.debug("captured decodes of %d rows; attention's tables: %s", size[0], size[1:])
         return kept(self._replays[size]()[:num_rows])
 
     def _captured(self, padding: Padding) -> Work:
         try:
-            return self._device.capture(self._work(padding))
+            return self._capture(self._work(padding))
         except RuntimeError as error:
             raise RuntimeError(
                 f"a batch of {padding.num_rows} decodes could not be captured as a graph: {error}; "
-                "--cuda-graphs off does without"
+                "on GPUs --cuda-graphs off does without"
             ) from error
 
     def _work(self, padding: Padding) -> Work:
@@ -157,9 +157,9 @@ class DecodeGraphs:
         positions_R, slots_R, tables, blocks = self._tables_N.split(
             [num_rows, num_rows, num_tables, rest - num_tables]
         )
-        tiles = padding.tiles.over(tables)
+        own = padding.attention.over(tables)
         context = AttentionContext(
-            starts=[], lengths=[], blocks=[blocks], slots_T=slots_R, tiles=tiles
+            starts=[], lengths=[], blocks=[blocks], slots_T=slots_R, tables=own
         )
         return partial(
             self._decoder.forward,

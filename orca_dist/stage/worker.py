@@ -27,7 +27,7 @@ from orca_dist.spec import ModelSpec
 from orca_dist.stage.backend import with_attention
 from orca_dist.stage.batch import PackedBatch, RequestTable
 from orca_dist.stage.device import make_device
-from orca_dist.stage.graphs import DecodeGraphs, tiles_maker
+from orca_dist.stage.graphs import DecodeGraphs, tables_maker
 from orca_dist.stage.kv_store import KVStore
 from orca_dist.stage.sampler import asked_for, result_of
 from orca_dist.stage.trace import StagePhase, StageTrace, TraceRow
@@ -177,24 +177,25 @@ class StageWorker:
     def _make_cache(self, num_blocks: int) -> None:
         """KV memory, and graphs over it where this stage is to have some and its kernels can."""
         setup, device = self._setup, self._device
-        make_tiles = tiles_maker(self._spec, self._kernels, self._dtype, setup.graph_rows)
+        make_tables = tables_maker(self._spec, self._kernels, self._dtype, setup.graph_rows)
         self._graphs = None
         self._cache = KVStore(
             spec=self._spec,
             layers=self._layers,
             num_blocks=num_blocks,
-            num_scratch=0 if make_tiles is None else 1,
+            num_scratch=0 if make_tables is None else 1,
             block_size=setup.block_size,
             kernels=self._kernels,
             dtype=self._dtype,
             device=device.torch_device,
         )
-        if make_tiles is not None:
+        if make_tables is not None:
             self._graphs = DecodeGraphs(
-                device=device,
+                device=device.torch_device,
+                capture=self._kernels.capture or device.capture,
                 decoder=self._decoder,
                 cache=self._cache,
-                make_tiles=make_tiles,
+                make_tables=make_tables,
                 dtype=self._dtype,
                 max_rows=setup.graph_rows,
                 max_blocks=-(-self._spec.max_model_len // setup.block_size),

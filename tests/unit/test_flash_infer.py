@@ -54,7 +54,7 @@ class Noted:
         softcap: float | None = None,
     ) -> torch.Tensor:
         self.left += 1
-        if context.tiles is not None:
+        if context.tables is not None:
             return torch.empty_like(q_TND)
         return reference.paged_attention(q_TND, k_BSMD, v_BSMD, context, scale, window, softcap)
 
@@ -128,11 +128,11 @@ def test_the_rest_goes_to_the_other_kernels(mix: Mix) -> None:
 def test_so_does_what_is_captured() -> None:
     """It has no starts and no lengths."""
     noted, case = Noted(), PagedCase(MIX)
-    tiles = triton_kernels((9, 0)).decode_tiles
-    assert tiles is not None
-    make = tiles(group=3, head_dim=64, itemsize=2)
+    decode_tables = triton_kernels((9, 0)).decode_tables
+    assert decode_tables is not None
+    make = decode_tables(group=3, head_dim=64, itemsize=2)
     assert make is not None
-    captured = replace(case.context(), starts=[], lengths=[], tiles=make([3], [1]))
+    captured = replace(case.context(), starts=[], lengths=[], tables=make([3], [1]))
     noted.attention(case.q, case.k, case.v, captured, case.scale)
     assert (noted.num_plans, noted.left) == ([], 1)
 

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "crew.h"
+#include "tape.h"
 #include "vec.h"
 
 namespace {
@@ -36,6 +37,7 @@ constexpr int kVectors = 2;
 constexpr int kRows = 5 * kAtOnce;  // of a tile
 constexpr int kManyRows = 2 * kAtOnce;  // are worth widening keys and values for
 constexpr int64_t kSpan = 64;  // slots of a span, in whole blocks, of which it has at least one
+constexpr double kMinThreadedCost = 200'000;  // rows times keys: less isn't worth waking a thread for
 constexpr float kMinusInf = -3.0e38f;
 
 constexpr IntVec kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -405,16 +407,22 @@ void attend_tile(const Shape& shape, Scratch<T>& s, const Request& request, cons
       out[offset[row] + d] = narrowed<T>(tile.out[row * D + d] / tile.row_sum[row]);
 }
 
+// Rows times the keys that each is taken to see.
+double total_cost(const Shape& shape, const Request* requests, int64_t num_requests) {
+  double total = 0.0;
+  for (int64_t r = 0; r < num_requests; ++r)
+    total += static_cast<double>(requests[r].length) * keys_seen(shape, requests[r]);
+  return total * shape.num_heads;
+}
+
 // The tiles that begin in `num_shares` equal shares of the whole cost, rows times keys: of those shares
 // [first, last).
 template <class T>
 void attend_batch(const Shape& shape, const Request* requests, int64_t num_requests,
                   const int64_t* blocks, const void* q, const void* k, const void* v, void* out,
                   int64_t first, int64_t last, int64_t num_shares) {
-  double total = 0.0, before = 0.0;
-  for (int64_t r = 0; r < num_requests; ++r)
-    total += static_cast<double>(requests[r].length) * keys_seen(shape, requests[r]);
-  total *= shape.num_heads;
+  const double total = total_cost(shape, requests, num_requests);
+  double before = 0.0;
   Scratch<T> scratch(shape);
   for (int64_t r = 0; r < num_requests; ++r) {
     const int64_t rows = requests[r].length * shape.group();
@@ -449,8 +457,11 @@ extern "C" void orca_paged_attention(int64_t is_bf16, const void* q, const void*
   const Shape shape{num_heads, num_kv_heads, head_dim, block_size, window, scale, softcap};
   const Request* rows = reinterpret_cast<const Request*>(requests);
   const auto run = is_bf16 ? attend_batch<uint16_t> : attend_batch<float>;
+  if (total_cost(shape, rows, num_requests) < kMinThreadedCost) num_threads = 1;
   const int64_t num_shares = num_threads * kSharesEach;
   deal_out(num_threads, num_shares, [&](int64_t first, int64_t last) {
     run(shape, rows, num_requests, blocks, q, k, v, out, first, last, num_shares);
   });
 }
+
+extern "C" void orca_paged_attention_by_words(const Word* words) { call(orca_paged_attention, words); }

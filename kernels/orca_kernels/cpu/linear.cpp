@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "crew.h"
+#include "tape.h"
 #include "vec.h"
 
 namespace {
@@ -218,3 +219,5 @@ extern "C" void orca_linear(int64_t is_bf16, int64_t is_weight_bf16, const void*
                            : (is_weight_bf16 ? linear<float, uint16_t> : linear<float, float>);
   run(x, panels, bias, y, T, K, F, num_threads);
 }
+
+extern "C" void orca_linear_by_words(const Word* words) { call(orca_linear, words); }

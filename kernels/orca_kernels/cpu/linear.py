@@ -10,6 +10,8 @@ import ctypes
 
 import torch
 
+from orca_kernels.cpu.tape import Kernel
+
 PANEL = 32  # outputs; linear.cpp's kPanel
 MIN_THREADED_WEIGHTS = 100_000  # fewer aren't worth waking a thread for
 
@@ -25,9 +27,7 @@ class CpuLinear:
         bias_F: torch.Tensor | None = None,
     ) -> None:
         integers, pointers = [ctypes.c_int64] * 4, [ctypes.c_void_p] * 4
-        self._kernel = library.orca_linear
-        self._kernel.argtypes = [*integers[:2], *pointers, *integers]
-        self._kernel.restype = None
+        self._kernel = Kernel(library, "orca_linear", *integers[:2], *pointers, *integers)
         self.num_outputs, self.num_inputs = weight_FK.shape
         self.panels_PKO = in_panels(shortened(weight_FK))
         self.bias_F = None if bias_F is None else bias_F.float()
@@ -44,7 +44,8 @@ class CpuLinear:
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
         """[T, K] -> [T, F]."""
         x_TK = x_TK.contiguous()
-        y_TF = x_TK.new_empty(len(x_TK), self.num_outputs)
+        num_rows = x_TK.shape[0]
+        y_TF = x_TK.new_empty(num_rows, self.num_outputs)
         self._kernel(
             x_TK.dtype is torch.bfloat16,
             self.panels_PKO.dtype is torch.bfloat16,
@@ -52,7 +53,7 @@ class CpuLinear:
             self.panels_PKO.data_ptr(),
             None if self.bias_F is None else self.bias_F.data_ptr(),
             y_TF.data_ptr(),
-            len(x_TK),
+            num_rows,
             self.num_inputs,
             self.num_outputs,
             self._num_threads,

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "crew.h"
+#include "tape.h"
 #include "vec.h"
 
 namespace {
@@ -253,3 +254,8 @@ extern "C" void orca_rotate_and_write(int64_t is_bf16, int64_t is_table_bf16, co
                            : (is_table_bf16 ? rotate_rows<float, uint16_t> : rotate_rows<float, float>);
   deal_out(num_threads, T, [&](int64_t begin, int64_t end) { run(rotation, begin, end); });
 }
+
+extern "C" void orca_rms_norm_by_words(const Word* words) { call(orca_rms_norm, words); }
+extern "C" void orca_add_rms_norm_by_words(const Word* words) { call(orca_add_rms_norm, words); }
+extern "C" void orca_gate_mul_by_words(const Word* words) { call(orca_gate_mul, words); }
+extern "C" void orca_rotate_and_write_by_words(const Word* words) { call(orca_rotate_and_write, words); }

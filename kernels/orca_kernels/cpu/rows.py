@@ -6,11 +6,13 @@ A row's bits depend on that row only.
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 
 import torch
 
 from orca_kernels.activation import Activation
 from orca_kernels.context import AttentionContext, Rotation
+from orca_kernels.cpu.tape import Kernel
 
 MIN_THREADED_ELEMENTS = 100_000  # fewer aren't worth waking a thread for
 
@@ -20,22 +22,13 @@ class CpuRows:
 
     def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
         size, pointer, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
-        self._norm = library.orca_rms_norm
-        self._norm.argtypes = [size, *[pointer] * 3, size, size, real, size, real, size]
-        self._add_norm = library.orca_add_rms_norm
-        self._add_norm.argtypes = [size, *[pointer] * 5, size, size, real, size, real, size]
-        self._gate = library.orca_gate_mul
-        self._gate.argtypes = [size, size, pointer, pointer, size, size, size]
-        self._rotate = library.orca_rotate_and_write
-        self._rotate.argtypes = [
-            *[size] * 2,
-            *[pointer] * 3,
-            *[size] * 3,
-            *[pointer] * 6,
-            *[size] * 6,
-        ]
-        for kernel in (self._norm, self._add_norm, self._gate, self._rotate):
-            kernel.restype = None
+        weighting = (size, size, real, size, real, size)
+        kernel = partial(Kernel, library)
+        self._norm = kernel("orca_rms_norm", size, *[pointer] * 3, *weighting)
+        self._add_norm = kernel("orca_add_rms_norm", size, *[pointer] * 5, *weighting)
+        self._gate = kernel("orca_gate_mul", size, size, pointer, pointer, size, size, size)
+        row_tables = (*[pointer] * 3, *[size] * 3, *[pointer] * 6)
+        self._rotate = kernel("orca_rotate_and_write", size, size, *row_tables, *[size] * 6)
         self._num_threads = num_threads
 
     def rms_norm(

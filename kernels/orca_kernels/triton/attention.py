@@ -354,8 +354,9 @@ class TritonAttention:
     def _tiles(
         self, context: AttentionContext, group: int, wide: int, device: torch.device
     ) -> Tiles:
-        if context.tiles is not None:
-            return context.tiles
+        if context.tables is not None:
+            assert isinstance(context.tables, Tiles), "they are decode_tiles()'s"
+            return context.tables
         if self._context is not context:
             num_blocks = [len(blocks) for blocks in context.blocks]
             lengths = (context.starts, context.lengths, num_blocks)

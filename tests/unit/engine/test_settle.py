@@ -241,12 +241,21 @@ def test_activations_are_counted_for_the_longest_batch() -> None:
     """Widths of 64 hidden, 64 + 32 + 32 heads and 96 inner; the head is the last stage's."""
     widths = 4 * 64 + 3 * 64 + 4 * 32 + 3 * 96
     head = 32 * 320 * (4 + 4)
+    tapes = tape_bytes_of(itemsize=4)
     assert settled(max_batch_tokens=100).activation_bytes == (
-        100 * widths * 4,
-        100 * widths * 4 + head,
+        100 * widths * 4 + tapes,
+        100 * widths * 4 + head + tapes,
     )
     whole = settled(max_batch_tokens=100, chunked_prefill="off", dtype="bfloat16")
-    assert whole.activation_bytes[0] == 1000 * widths * 2
+    assert whole.activation_bytes[0] == 1000 * widths * 2 + tape_bytes_of(itemsize=2)
+
+
+def tape_bytes_of(*, itemsize: int) -> int:
+    """Of each stage: layers over 1, 2, 4 and 8 rows; 8 inputs, each with its position, slot, row of
+    attention's table and 63 blocks; a block of KV in 5 layers."""
+    widths = 6 * 64 + 3 * 64 + 2 * 32 + 3 * 96
+    block = settled(dtype={2: "bfloat16", 4: "float32"}[itemsize]).layer_block_bytes
+    return 15 * 5 * widths * itemsize + 8 * (64 * itemsize + 8 * (2 + 4 + 63)) + 5 * block
 
 
 def test_experts_take_the_place_of_the_mlp() -> None:
@@ -285,7 +294,7 @@ def test_contexts_are_cut_on_gpus_alone() -> None:
     }
     on = {device: settled(device=device, **changes).activation_bytes for device in ("cpu", "cuda")}
     rest = 100 * (4 * 64 + 3 * 64 + 4 * 32) * 2
-    assert on["cpu"][0] == rest + 100 * 3 * 96 * 2
+    assert on["cpu"][0] == rest + 100 * 3 * 96 * 2 + tape_bytes_of(itemsize=2)
     assert on["cuda"][0] == rest + 100 * 2 * 4 * 18 * 4
 
 
@@ -302,8 +311,9 @@ def test_graphs_are_counted_with_the_activations() -> None:
     assert on - off == computed + static + 5 * settled(**changes).layer_block_bytes
 
 
-def test_graphs_are_for_gpus_and_for_batches_that_are_not_large() -> None:
-    assert settled(device="cpu").graph_rows == 0
+def test_graphs_are_for_batches_that_are_not_large() -> None:
+    for max_batch_size, rows in ((5, 5), (1000, 8)):
+        assert settled(device="cpu", max_batch_size=max_batch_size).graph_rows == rows
     assert settled(device="cuda", cuda_graphs="off").graph_rows == 0
     for max_batch_size, rows in ((30, 30), (1000, 256)):
         changes = {"device": "cuda", "cuda_graphs": "on", "max_batch_size": max_batch_size}

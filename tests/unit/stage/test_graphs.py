@@ -94,7 +94,7 @@ def test_a_batch_is_padded_with_rows_of_the_scratch_block(folder: Path) -> None:
     assert positions.tolist() == [5, 0, 11, 0]
     assert slots.tolist() == [9 * BLOCK_SIZE + 1, 4 * BLOCK_SIZE, 2 * BLOCK_SIZE + 3, 512]
     assert blocks.tolist() == [3, 9, 4, 20, 21, 2, NUM_BLOCKS]
-    tiles = batch.graph.padding.tiles.over(tables)
+    tiles = batch.graph.padding.attention.over(tables)
     assert sorted(tiles.tiles[:, [0, 1, 3]].tolist()) == [
         [0, 5, 0],
         [1, 0, 2],
