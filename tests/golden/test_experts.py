@@ -25,8 +25,8 @@ from orca_dist.spec import ModelSpec, load_spec, parse_spec
 from orca_dist.weights import check_folder, describe
 from tests.fixtures.checkpoints import TINY_SIZES, loud_model
 from tests.fixtures.families import VARIANTS
+from tests.fixtures.golden_measure import TOLERANCE
 from tests.golden.test_gemma2 import changed, ours, theirs
-from tests.golden.test_loud_llama import TOLERANCE
 
 CPU = torch.device("cpu")
 KERNELS = [TORCH, kernels_for(CPU, torch.bfloat16, 1)]

@@ -20,21 +20,24 @@ from orca_dist.core import Request, Sampling
 from orca_dist.spec import load_spec
 from tests.fixtures.checkpoints import LOUD_VOCAB_SIZE, loud_model
 from tests.fixtures.families import VARIANTS
+from tests.fixtures.golden_measure import (
+    CHUNKED,
+    MAX_TOKENS,
+    MIN_AGREEMENT,
+    MIN_ROUTED_AGREEMENT,
+    NUM_STAGES,
+    PROMPTS,
+    TOLERANCE,
+)
 from tests.fixtures.thread_pipeline import (
     FILLED,
     Answer,
-    Schedule,
     ThreadPipeline,
     load_stages,
     running,
     thread_pipeline,
 )
-from tests.golden.test_loud_llama import MAX_TOKENS, PROMPTS, TOLERANCE
 
-MIN_AGREEMENT = 0.9
-MIN_ROUTED_AGREEMENT = 0.7  # of experts: the last bit may decide which ones a row goes through
-NUM_STAGES = (1, 2, 3, 5)
-CHUNKED = Schedule(max_batch_tokens=21)
 SLOW = pytest.mark.slow
 SLOW_VARIANT = "mixtral, one of four and a window"
 EACH_NUMBER = [pytest.param(num, marks=() if num == 2 else SLOW) for num in NUM_STAGES]

@@ -19,8 +19,8 @@ from orca_dist.core import Request, Sampling
 from orca_dist.spec import FAMILIES
 from tests.fixtures.checkpoints import LOUD_VOCAB_SIZE, loud_model
 from tests.fixtures.families import VARIANTS
+from tests.fixtures.golden_measure import TOLERANCE
 from tests.fixtures.thread_pipeline import thread_pipeline
-from tests.golden.test_loud_llama import TOLERANCE
 
 WEIGHTS = "model.safetensors"
 REQUEST = Request(

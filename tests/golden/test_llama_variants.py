@@ -18,8 +18,9 @@ from orca_dist.core import Request, Sampling, split_layers
 from orca_dist.errors import ModelError
 from orca_dist.stage.worker import StageWorker
 from tests.fixtures.checkpoints import LOUD_VOCAB_SIZE, loud_llama
+from tests.fixtures.golden_measure import TOLERANCE
 from tests.fixtures.thread_pipeline import load_stages, stage_setup, thread_pipeline
-from tests.golden.test_loud_llama import TOLERANCE, transformers_logits
+from tests.golden.test_loud_llama import transformers_logits
 
 PROMPT = tuple(range(30, 47))
 NUM_TOKENS = 8

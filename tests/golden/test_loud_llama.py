@@ -15,11 +15,9 @@ import torch
 
 from orca_dist.core import Sampling
 from tests.fixtures.checkpoints import LOUD_VOCAB_SIZE, loud_llama
+from tests.fixtures.golden_measure import MAX_TOKENS, PROMPTS, TOLERANCE
 from tests.fixtures.live import Answer, Front, live, local_config
 
-PROMPTS = [[5, 9, 17], [300], list(range(40, 77)), [7, 7, 7, 7, 7], list(range(100, 220))]
-MAX_TOKENS = 24
-TOLERANCE = 1e-4
 WITH_LOGITS = Sampling(return_logits=True)
 
 

@@ -6,8 +6,6 @@ import io
 import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -59,40 +57,6 @@ def errors_of(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[
 def test_version(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capfd.readouterr().out == f"orca-dist {__version__}\n"
-
-
-def test_the_module_is_the_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "orca_dist", "--version"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=True,
-    )
-    assert done.stdout == f"orca-dist {__version__}\n"
-
-
-def test_the_command_line_is_read_before_grpc_and_the_engine_are_imported() -> None:
-    code = (
-        "import sys; from orca_dist.cli.main import main; main(['serve', '--help']); "
-        "sys.exit(bool({'grpc', 'torch', 'ray', 'numpy'} & set(sys.modules)))"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-
-
-@pytest.mark.parametrize("line", ["serve --help", "cluster init --help", "--version"])
-def test_a_reader_that_leaves_early_is_not_told_off(line: str) -> None:
-    read, write = os.pipe()
-    os.close(read)  # as of a `head` that has enough
-    done = subprocess.run(
-        [sys.executable, "-m", "orca_dist", *line.split()],
-        stdout=write,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    os.close(write)
-    assert (done.returncode, done.stderr) == (1, "")
 
 
 @pytest.mark.parametrize("command", ["serve", "generate", "info", "model", "simulate", "plan"])

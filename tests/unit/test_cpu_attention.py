@@ -14,6 +14,8 @@ from orca_kernels import AttentionContext, kernels_for, reference
 from orca_kernels.cpu import build, sample
 from orca_kernels.cpu.attention import CpuAttention, empty_kv
 
+from tests.fixtures.cpu_library import cpu_library
+
 Spans = list[tuple[int, int]]  # (start, length) of each request
 CPU = torch.device("cpu")
 LONG = 300  # slots: more than two of the spans that the kernel takes in one after the other
@@ -73,7 +75,7 @@ class Case:
 
 @pytest.fixture(scope="module")
 def kernel() -> CpuAttention:
-    return CpuAttention(build.load_library(), 1)
+    return CpuAttention(cpu_library(), 1)
 
 
 windows = st.none() | st.integers(1, LONG)
@@ -107,7 +109,7 @@ def test_equals_the_reference(
         softcap=softcap,
     )
     torch.testing.assert_close(
-        case.run(CpuAttention(build.load_library(), 1)), case.truth(), atol=2e-5, rtol=1e-4
+        case.run(CpuAttention(cpu_library(), 1)), case.truth(), atol=2e-5, rtol=1e-4
     )
 
 
@@ -149,7 +151,7 @@ def test_any_cut_of_a_prompt_same_bits(
     window: int | None,
     softcap: float | None,
 ) -> None:
-    kernel = CpuAttention(build.load_library(), 1)
+    kernel = CpuAttention(cpu_library(), 1)
     case = Case([(0, LONG)], block_size=block_size, dtype=dtype, window=window, softcap=softcap)
     whole = case.run(kernel)
     ends = [*sorted(cuts), LONG]
@@ -167,7 +169,7 @@ def test_any_number_of_threads_same_bits(
     case = Case(spans, window=window, softcap=softcap)
     expected = case.run(kernel)
     for num_threads in (2, 3, 7):
-        assert torch.equal(case.run(CpuAttention(build.load_library(), num_threads)), expected)
+        assert torch.equal(case.run(CpuAttention(cpu_library(), num_threads)), expected)
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])

@@ -10,12 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from orca_kernels import Activation, Linear
-from orca_kernels.cpu.build import load_library
 from orca_kernels.cpu.linear import CpuLinear, shortened
 from orca_kernels.cpu.rows import CpuRows
 from orca_kernels.dispatch import TORCH, GateMul, MakeLinear, RmsNorm
 from orca_kernels.linear import TorchLinear
 from torch.nn.functional import gelu, linear, silu
+
+from tests.fixtures.cpu_library import cpu_library
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 DTYPES = list(TOLERANCE)
@@ -34,14 +35,14 @@ def make_linear(kind: str, num_threads: int = 1) -> MakeLinear:
     """As a stage with that many threads has it."""
     if kind == "torch":
         return TorchLinear
-    library = load_library()
+    library = cpu_library()
     return lambda weight_FK, bias_F=None: CpuLinear(library, num_threads, weight_FK, bias_F)
 
 
 def rows_of(kind: str, num_threads: int = 1) -> tuple[RmsNorm, GateMul]:
     if kind == "torch":
         return TORCH.rms_norm, TORCH.gate_mul
-    rows = CpuRows(load_library(), num_threads)
+    rows = CpuRows(cpu_library(), num_threads)
     return rows.rms_norm, rows.gate_mul
 
 
@@ -158,7 +159,7 @@ def test_linear_of_any_shape(
     weight_FK = noise(num_outputs, num_inputs)
     weight_FK = weight_FK.bfloat16().float() if is_short else weight_FK
     x_TK = noise(num_rows, num_inputs, seed=1)
-    layer = CpuLinear(load_library(), num_threads, weight_FK)
+    layer = CpuLinear(cpu_library(), num_threads, weight_FK)
     layer._num_threads = num_threads  # however few its weights are
     torch.testing.assert_close(layer(x_TK), x_TK @ weight_FK.T, atol=1e-4, rtol=1e-4)
 
@@ -323,7 +324,7 @@ def test_a_residual_and_its_norm_are_those_of_torch(
     """Both to the bit, though one call makes them; what came in is as it was."""
     x_TH, y_TH, weight_H = (noise(n, size, dtype=dtype, seed=n) for n in (200, 200, 1))
     y_TH, before = y_TH.flip(0), x_TH.clone()
-    rows = CpuRows(load_library(), num_threads)
+    rows = CpuRows(cpu_library(), num_threads)
     for by in ({}, {"rounds_late": True, "adds_one": True}):
         got = rows.add_rms_norm(x_TH, y_TH, weight_H[0], 1e-6, **by)
         wanted = TORCH.add_rms_norm(x_TH, y_TH, weight_H[0], 1e-6, **by)

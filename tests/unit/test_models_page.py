@@ -9,9 +9,16 @@ from orca_dist.spec import FAMILIES, RopeType
 from orca_dist.text.older_files import MERGES_FILE, PIECES_CLASSES, PIECES_FILE, VOCABULARY_CLASSES
 from orca_dist.weights.gguf_config import ARCHITECTURES
 from tests.fixtures.families import OTHERS, VARIANTS
+from tests.fixtures.golden_measure import (
+    CHUNKED,
+    MAX_TOKENS,
+    MIN_AGREEMENT,
+    MIN_ROUTED_AGREEMENT,
+    NUM_STAGES,
+    PROMPTS,
+    TOLERANCE,
+)
 from tests.fixtures.ropes import ROPES
-from tests.golden.test_families import CHUNKED, MIN_AGREEMENT, MIN_ROUTED_AGREEMENT, NUM_STAGES
-from tests.golden.test_loud_llama import MAX_TOKENS, PROMPTS, TOLERANCE
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
 

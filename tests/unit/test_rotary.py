@@ -9,11 +9,11 @@ import pytest
 import torch
 from orca_kernels import AttentionContext, reference
 from orca_kernels.cpu.attention import empty_kv
-from orca_kernels.cpu.build import load_library
 from orca_kernels.cpu.rows import CpuRows
 from orca_kernels.reference import rotate, rotate_and_write
 
 from orca_dist.models.layers import Rotary, rounded, scaled
+from tests.fixtures.cpu_library import cpu_library
 from tests.unit.test_kernels import DTYPES, close, noise
 
 BLOCK_SIZE = 12
@@ -96,7 +96,7 @@ def test_the_kernel_rotates_and_writes_as_the_reference(
         room.fill_(9.0)
     context = AttentionContext(starts=[], lengths=[], blocks=[], slots_T=slots_T)
     expected = rotate_and_write(q_TND, k_TMD, v_TMD, rotation, *caches[:2], context)
-    rows = CpuRows(load_library(), num_threads)
+    rows = CpuRows(cpu_library(), num_threads)
     rows._num_threads = num_threads
     got = rows.rotate_and_write(q_TND, k_TMD, v_TMD, rotation, *caches[2:], context)
     close(got, expected, dtype)

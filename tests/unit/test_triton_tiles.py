@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +20,6 @@ from orca_kernels.triton.tiles import (
     tiles_of,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 CUDA = torch.device("cuda", 0)
 WIDE = 64
 
@@ -183,26 +179,3 @@ def test_a_gpu_too_old_has_torchs(
     (record,) = caplog.records
     assert "7.5" in record.getMessage()
     assert "8.0" in record.getMessage()
-
-
-def test_without_triton_a_gpu_has_torchs() -> None:
-    """In a process of its own, since this one has imported it."""
-    script = (
-        "import sys, torch; sys.modules['triton'] = None\n"
-        "import orca_kernels\n"
-        "torch.cuda.get_device_capability = lambda device: (9, 0)\n"
-        "print(orca_kernels.kernels_for(torch.device('cuda', 0), torch.bfloat16, 1).name)\n"
-    )
-    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
-    assert ran.stdout == "torch\n", ran.stderr
-    assert ran.stderr.count("plain torch") == 1
-
-
-def test_a_cpu_never_imports_triton() -> None:
-    script = (
-        "import sys, torch\nfrom orca_kernels import kernels_for\n"
-        "kernels_for(torch.device('cpu'), torch.float32, 1)\n"
-        "print([name for name in sys.modules if name.startswith('orca_kernels.triton')])\n"
-    )
-    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
-    assert ran.stdout == "[]\n", ran.stderr

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -64,8 +64,17 @@ def draw(sample: Sample, logits_V: torch.Tensor, how: Sampling, num: int) -> Cou
 
 
 def uniform(seed: int, position: int) -> float:
-    (number,) = sampler.uniform(np.array([seed], np.uint64), np.array([position], np.uint64))
-    return float(number)
+    (number,) = uniforms([(seed, position)])
+    return number
+
+
+def uniforms(pairs: Iterable[tuple[int, int]]) -> list[float]:
+    """The numbers of seeds, each at a position."""
+    seeds, positions = zip(*pairs, strict=True)
+    numbers: list[float] = sampler.uniform(
+        np.array(seeds, np.uint64), np.array(positions, np.uint64)
+    ).tolist()
+    return numbers
 
 
 def chi_square(counts: Counter[int], probs: Sequence[float]) -> float:
@@ -78,26 +87,29 @@ def chi_square(counts: Counter[int], probs: Sequence[float]) -> float:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_uniform_numbers_are_in_the_half_open_unit_interval(seed: int) -> None:
-    numbers = [uniform(seed, position) for position in (*range(5000), 2**31, 2**40, MAX_SEED)]
+    numbers = uniforms((seed, position) for position in (*range(5000), 2**31, 2**40, MAX_SEED))
     assert all(0 <= number < 1 for number in numbers)
     assert len(set(numbers)) == len(numbers)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_positions_of_a_seed_are_spread_evenly(seed: int) -> None:
-    bins = Counter(int(uniform(seed, position) * 20) for position in range(5000))
+    numbers = uniforms((seed, position) for position in range(5000))
+    bins = Counter(int(number * 20) for number in numbers)
     assert chi_square(bins, [1 / 20] * 20) < 50
 
 
 @pytest.mark.parametrize("position", [0, 1, 4095])
 def test_seeds_at_a_position_are_spread_evenly(position: int) -> None:
-    bins = Counter(int(uniform(seed, position) * 20) for seed in range(5000))
+    numbers = uniforms((seed, position) for seed in range(5000))
+    bins = Counter(int(number * 20) for number in numbers)
     assert chi_square(bins, [1 / 20] * 20) < 50
 
 
 def test_neighbours_are_independent() -> None:
     """Pairs of the next position, the next seed, and of seed and position exchanged."""
-    fifths = {(seed, at): int(uniform(seed, at) * 5) for seed in range(1, 102) for at in range(102)}
+    places = [(seed, at) for seed in range(1, 102) for at in range(102)]
+    fifths = {at: int(number * 5) for at, number in zip(places, uniforms(places), strict=True)}
     for other in ((0, 1), (1, 0), (1, -1)):
         pairs = Counter(
             fifths[seed, at] * 5 + fifths[seed + other[0], at + other[1]]
@@ -108,7 +120,9 @@ def test_neighbours_are_independent() -> None:
 
 
 def test_the_same_seed_and_position_give_the_same_number() -> None:
-    numbers = {(seed, at): uniform(seed, at) for seed in SEEDS for at in range(50)}
+    """Alone, and among others."""
+    places = [(seed, at) for seed in SEEDS for at in range(50)]
+    numbers = dict(zip(places, uniforms(places), strict=True))
     assert all(uniform(seed, at) == number for (seed, at), number in numbers.items())
     assert len(set(numbers.values())) == len(numbers)
 

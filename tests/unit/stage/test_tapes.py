@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from orca_kernels.cpu.build import load_library
 from orca_kernels.cpu.rows import CpuRows
 from orca_kernels.cpu.tape import Tape, capture
 from orca_kernels.dispatch import cpu_kernels
@@ -23,6 +22,7 @@ from orca_dist.spec import load_spec, parse_spec
 from orca_dist.stage.batch import PackedBatch
 from orca_dist.stage.worker import StageWorker
 from tests.fixtures.checkpoints import TINY_SIZES
+from tests.fixtures.cpu_library import cpu_library
 from tests.fixtures.families import VARIANTS
 from tests.fixtures.graph_stage import begin, caches, graphs_of, new_requests, packed, scattered
 from tests.fixtures.large_models import config_folder
@@ -115,7 +115,7 @@ def test_layers_are_one_call(tmp_path: Path) -> None:
         worker = stage(folder, "llama", num_hidden_layers=num_layers)
         batch = decodes(worker, [9], first_id=1)
         assert batch.graph is not None
-        tape = Tape(load_library())
+        tape = Tape(cpu_library())
         with torch.inference_mode(), tape:
             graphs_of(worker)._work(batch.graph.padding)()
         num_steps.add(len(tape.steps))
@@ -131,7 +131,7 @@ def test_what_tapes_keep_is_counted(tmp_path: Path, name: str, dtype: str) -> No
     for num_rows in (1, 2, 4, 8):
         batch = decodes(worker, [5] * num_rows, first_id=100 * num_rows)
         assert batch.graph is not None
-        tape = Tape(load_library())
+        tape = Tape(cpu_library())
         with torch.inference_mode(), tape:
             graphs_of(worker)._work(batch.graph.padding)()
         kept_bytes += tape.nbytes
@@ -151,14 +151,14 @@ def test_what_tapes_keep_is_counted(tmp_path: Path, name: str, dtype: str) -> No
 def test_work_that_asks_for_values_is_refused(asks) -> None:  # type: ignore[no-untyped-def]
     x = torch.ones(3)
     with pytest.raises(RuntimeError, match=r"aten::\w+ asks for values"):
-        capture(load_library(), lambda: asks(x))
-    assert capture(load_library(), lambda: x * 2)().tolist() == [2, 2, 2], "and the next is not"
+        capture(cpu_library(), lambda: asks(x))
+    assert capture(cpu_library(), lambda: x * 2)().tolist() == [2, 2, 2], "and the next is not"
 
 
 @torch.inference_mode()
 def test_what_is_done_in_place_is_done_again() -> None:
     x = torch.ones(3)
-    replay = capture(load_library(), lambda: (x * 2).add_(x))
+    replay = capture(cpu_library(), lambda: (x * 2).add_(x))
     x.fill_(5.0)
     assert replay().tolist() == [15.0] * 3
     assert replay().tolist() == [15.0] * 3
@@ -166,7 +166,7 @@ def test_what_is_done_in_place_is_done_again() -> None:
 
 @torch.inference_mode()
 def test_other_threads_calls_are_their_own() -> None:
-    library = load_library()
+    library = cpu_library()
     rows, x, weight = CpuRows(library, 1), torch.ones(2, 16), torch.ones(16)
     theirs: list[torch.Tensor] = []
 

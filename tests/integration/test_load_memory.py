@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import save_file
 
 from orca_dist.spec import parse_spec
-from orca_dist.weights.lazy import LazyTensors
 from orca_dist.weights.names import LM_HEAD, model_tensors, tensor_shapes
 
 CONFIG = {
@@ -72,20 +71,3 @@ def test_the_peak_is_not_twice_the_weights(tmp_path: Path, changes: dict[str, An
         check=True,
     )
     assert 0.9 < float(run.stdout) < 1.6
-
-
-def test_each_is_read_when_asked_for_and_a_shared_one_once() -> None:
-    read: list[str] = []
-
-    def make(name: str) -> torch.Tensor:
-        read.append(name)
-        return torch.ones(1)
-
-    tensors = LazyTensors({"embed": "E", "lm_head": "E", "norm": "N"}, make)
-    assert (list(tensors), len(tensors)) == (["embed", "lm_head", "norm"], 3)
-    assert ("norm" in tensors, "q_norm" in tensors) == (True, False)
-    assert tensors.get("q_norm") is None
-    assert not read
-    assert tensors["lm_head"] is tensors["embed"]
-    assert tensors["norm"] is not None
-    assert read == ["E", "N"]

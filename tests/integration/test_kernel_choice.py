@@ -1,0 +1,31 @@
+"""Which kernels a process gets, by what it has imported: each in an interpreter of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_without_triton_a_gpu_has_torchs() -> None:
+    script = (
+        "import sys, torch; sys.modules['triton'] = None\n"
+        "import orca_kernels\n"
+        "torch.cuda.get_device_capability = lambda device: (9, 0)\n"
+        "print(orca_kernels.kernels_for(torch.device('cuda', 0), torch.bfloat16, 1).name)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert ran.stdout == "torch\n", ran.stderr
+    assert ran.stderr.count("plain torch") == 1
+
+
+def test_a_cpu_never_imports_triton() -> None:
+    script = (
+        "import sys, torch\nfrom orca_kernels import kernels_for\n"
+        "kernels_for(torch.device('cpu'), torch.float32, 1)\n"
+        "print([name for name in sys.modules if name.startswith('orca_kernels.triton')])\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert ran.stdout == "[]\n", ran.stderr
