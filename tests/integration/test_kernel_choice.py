@@ -29,3 +29,15 @@ def test_a_cpu_never_imports_triton() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert ran.stdout == "[]\n", ran.stderr
+
+
+def test_a_tape_never_imports_torchs_compiler() -> None:
+    """It would take a stage more than a second, at its first decode."""
+    script = (
+        "import sys, torch\nfrom orca_kernels import kernels_for\n"
+        "capture = kernels_for(torch.device('cpu'), torch.float32, 1).capture\n"
+        "x = torch.ones(3)\n"
+        "print(capture(lambda: x * 2)().tolist(), 'torch._dynamo' in sys.modules)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert ran.stdout == "[2.0, 2.0, 2.0] False\n", ran.stderr

@@ -203,7 +203,8 @@ void hide_unseen(Tile& tile, const Span<Element>& span, int64_t row) {
   float* const scores = &tile.scores[row * tile.num_lanes];
   for (int64_t index = 0; index < span.num; ++index) {
     const Part<Element>& part = span.parts[index];
-    const IntVec seen = (kLaneNumbers >= begin_in(part, tile.from[row])) & (kLaneNumbers < begin_in(part, tile.to[row]));
+    const int from = begin_in(part, tile.from[row]), to = begin_in(part, tile.to[row]);
+    const IntVec seen = (kLaneNumbers >= from) & (kLaneNumbers < to);
     store(scores + index * kLanes, seen ? load(scores + index * kLanes) : splat(kMinusInf));
   }
 }
@@ -501,7 +502,8 @@ extern "C" void orca_paged_attention(int64_t is_bf16, const void* q, const void*
   const Request* rows = reinterpret_cast<const Request*>(requests);
   const auto run = is_bf16 ? attend_batch<uint16_t> : attend_batch<float>;
   double cost = 0.0;
-  for_tiles(shape, rows, num_requests, [&](const Request&, int64_t, int64_t, int64_t, int64_t of_tile) { cost += of_tile; });
+  for_tiles(shape, rows, num_requests,
+            [&](const Request&, int64_t, int64_t, int64_t, int64_t of_tile) { cost += of_tile; });
   if (cost < kMinThreadedCost) num_threads = 1;
   const int64_t num_shares = num_threads * kSharesEach;
   deal_out(num_threads, num_shares, [&](int64_t first, int64_t last) {

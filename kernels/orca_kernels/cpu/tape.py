@@ -71,6 +71,11 @@ class Tape(TorchDispatchMode):
         self._calls: list[Call] = []  # since the last step
         self._kept: list[torch.Tensor] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """As torch does otherwise, for which it imports its compiler: more than a second."""
+        return False
+
     def __enter__(self) -> Tape:
         _recording.tape = self
         super().__enter__()
