@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from orca_dist.device.checked import OrderFault
-from orca_dist.stage.batch import GraphInput
-from orca_dist.stage.graphs import DecodeGraphs
+from orca_dist.stage.batch import PackedBatch
+from orca_dist.stage.worker import StageWorker
 from tests.fixtures.checkpoints import loud_llama
+from tests.fixtures.graph_stage import graphs_of
 from tests.fixtures.mutants import Wait, find_waits, without
 from tests.fixtures.waits import (
     KINDS,
@@ -108,14 +109,16 @@ def test_static_buffers_must_not_be_filled_beside_a_replay(
     kind: str, graph_stages: Stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the stream that the tables came on, for one."""
-    run = DecodeGraphs.run
+    compute = StageWorker.compute
 
-    def run_beside(graphs: DecodeGraphs, x_TH: torch.Tensor, graph: GraphInput) -> torch.Tensor:
-        with graphs._device.inbound():
-            graphs._tables_N[: len(graph.tables_N)].copy_(graph.tables_N)
-        return run(graphs, x_TH, graph)
+    def compute_beside(worker: StageWorker, x_TH: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+        if batch.graph is not None:
+            tables_N = batch.graph.tables_N
+            with worker._device.inbound():
+                graphs_of(worker)._tables_N[: len(tables_N)].copy_(tables_N)
+        return compute(worker, x_TH, batch)
 
-    monkeypatch.setattr(DecodeGraphs, "run", run_beside)
+    monkeypatch.setattr(StageWorker, "compute", compute_beside)
     with pytest.raises(OrderFault, match=r"aten::copy_ on inbound uses .* on compute"):
         run_stages(kind, graph_stages)
 
