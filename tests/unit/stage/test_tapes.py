@@ -31,7 +31,6 @@ from tests.fixtures.thread_pipeline import BLOCK_SIZE, stage_setup
 NUM_BLOCKS = 128
 MAX_ROWS = 8
 MAX_START = 60
-NORMED = "qwen3, biases and windows"  # a norm of heads reads parts of rows, which torch copies
 
 
 def has_experts(name: str) -> bool:
