@@ -20,7 +20,7 @@ from orca_kernels.cpu.build import BuildError, load_library
 from orca_kernels.cpu.experts import CpuExperts
 from orca_kernels.cpu.linear import CpuLinear
 from orca_kernels.cpu.rows import CpuRows
-from orca_kernels.cpu.tape import capture
+from orca_kernels.cpu.tape import Work, capture
 from orca_kernels.experts import Matrices, TorchExperts, of_stacks
 from orca_kernels.flash_infer import FlashInferAttention
 from orca_kernels.linear import TorchLinear
@@ -171,7 +171,6 @@ class DecodeTablesFor(Protocol):
     def __call__(self, *, group: int, head_dim: int, itemsize: int) -> MakeDecodeTables | None: ...
 
 
-Work = Callable[[], torch.Tensor]  # on buffers that stay where they are
 Capture = Callable[[Work], Work]  # as it is from now on, whatever these buffers hold
 
 

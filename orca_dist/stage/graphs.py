@@ -23,12 +23,12 @@ Why a replay is right for whatever plan it is given:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from orca_kernels import AttentionContext, Kernels
-from orca_kernels.dispatch import MakeDecodeTables
+from orca_kernels.dispatch import Capture, MakeDecodeTables
 
 from orca_dist.device.seam import Work
 from orca_dist.models.decoder import Decoder
@@ -39,7 +39,6 @@ from orca_dist.stage.kv_store import KVStore
 log = logging.getLogger(__name__)
 
 Size = tuple[int, ...]  # rows; on GPUs programs of attention for each KV head, contexts merged
-Capture = Callable[[Work], Work]
 
 
 def tables_maker(

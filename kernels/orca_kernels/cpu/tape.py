@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-Work = Callable[[], torch.Tensor]
+Work = Callable[[], torch.Tensor]  # on buffers that stay where they are
 Step = Callable[[], object]
 
 ALLOCATIONS = {"aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided"}
@@ -147,7 +147,7 @@ def _word(kind: type[Any], value: float | None) -> int:
 def _is_view(result: object, given: Sequence[object]) -> bool:
     """Of what was given, all of it: nothing was computed."""
     views = result if isinstance(result, list | tuple) else [result]
-    storages = set(map(_storage, given))
+    storages = set(map(_storage, given)) - {None}
     return all(isinstance(each, torch.Tensor) and _storage(each) in storages for each in views)
 
 

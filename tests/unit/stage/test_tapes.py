@@ -6,7 +6,7 @@ Stages compute with the C++ kernels; beside each replay its plan runs without.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,7 +147,9 @@ def test_what_tapes_keep_is_counted(tmp_path: Path, name: str, dtype: str) -> No
     ids=["a value", "a truth"],
 )
 @torch.inference_mode()
-def test_work_that_asks_for_values_is_refused(asks) -> None:  # type: ignore[no-untyped-def]
+def test_work_that_asks_for_values_is_refused(
+    asks: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     x = torch.ones(3)
     with pytest.raises(RuntimeError, match=r"aten::\w+ asks for values"):
         capture(cpu_library(), lambda: asks(x))
